@@ -1,0 +1,1 @@
+"""Reads the machine: samplers, schedule, history, traces, configuration and the command line."""

@@ -1,0 +1,1 @@
+"""Says what the samples mean: features, model, smoothing, detectors, and the simulator that trains them."""

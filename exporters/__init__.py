@@ -1,0 +1,1 @@
+"""Tells others: the metric table, the Prometheus page, the web server, rules and Alertmanager configuration."""
