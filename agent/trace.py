@@ -1,8 +1,8 @@
 """Traces: JSON Lines files, plain or gzip, that hold a header and then one line per tick.
 
-The first line is the header (`TraceHeader`), every other line `{"t": …, "w": …, "r": {"gpu_sample": [{…}], …}}` with the
-monotonic and the wall time of the tick and its records by type; a field that is None is left out. Files are
-append-only: a torn last line loses that line and nothing else. Values are those of the records, in base units.
+The first line is the header (`TraceHeader`), every other line `{"t": …, "w": …, "r": {"gpu_sample": [{…}], …}}`
+with the monotonic and the wall time of the tick and its records by type; a field that is None is left out. Files
+are append-only: a torn last line loses that line and nothing else. Values are those of the records, in base units.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class TraceWriter:
 class TraceReader:
     """Reads a trace of this program: `header`, then the ticks by iteration, once.
 
-    A torn last line is left out and reported through `warn`; a damaged line elsewhere, an unknown record type or field costs
-    that line, record or field, and is reported once.
+    A torn last line is left out and reported through `warn`; a damaged line elsewhere, an unknown record type or
+    field costs that line, record or field, and is reported once.
     """
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
@@ -202,7 +202,7 @@ def decode_records(
         for value in values:
             unknown = value.keys() - _FIELDS[cls]
             if unknown:
-                warn(f"unknown field {name}.{sorted(unknown)[0]} left out")
+                warn(f"unknown field {name}.{min(unknown)} left out")
             fields = {k: v for k, v in value.items() if k not in unknown}
             if "key" in fields:
                 fields["key"] = GpuKey(*fields["key"])

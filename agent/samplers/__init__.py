@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from agent.clock import Instant
@@ -58,3 +59,14 @@ class Sampler(Protocol):
     def close(self) -> None:
         """Release handles and buffers; idempotent."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerStatus:
+    """How one sampler fared: what `warpwatch_sampler_*` export. Kept by the schedule."""
+
+    name: str
+    success: bool  # the last run brought records
+    duration_s: float | None = None  # of the last run
+    last_success_wall_s: float | None = None  # None before the first
+    errors: Mapping[str, int] = field(default_factory=dict)  # failed readings by reason, since the start

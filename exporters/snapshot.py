@@ -1,0 +1,74 @@
+"""What every exporter reads: one frozen picture of the node, swapped in whole.
+
+The pipeline builds it; whatever was too old when it was built is already None or left out, so an exporter never judges
+ages. Nothing here touches hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.clock import Instant
+from agent.records import (
+    DiskSample,
+    GpuInfo,
+    GpuKey,
+    GpuLimits,
+    GpuSample,
+    GpuSlowSample,
+    InfinibandSample,
+    NetworkSample,
+)
+from agent.samplers import SamplerStatus
+from classifier.results import Assessment, Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """All that is known of one GPU now. A record that is stale or was never read is None."""
+
+    key: GpuKey
+    state: str | None  # a word of vocabulary.GPU_STATES; None where nothing was heard for three periods
+    info: GpuInfo | None = None
+    sample: GpuSample | None = None
+    slow: GpuSlowSample | None = None
+    limits: GpuLimits | None = None
+    decision: Decision | None = None
+    sample_wall_s: float | None = None  # of the newest core sample, however old
+    workload_seconds: Mapping[str, float] = field(default_factory=dict)  # by workload, all five, since the start
+    workload_energy_joules: Mapping[str, float] | None = None  # likewise; None where neither energy nor power is read
+    power_baseline_watts: Mapping[str, float] = field(default_factory=dict)  # context_idle, busy: learned so far
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The loaded model bundle."""
+
+    version: str
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSnapshot:
+    """The node at one moment."""
+
+    built: Instant
+    replay: bool
+    gpus: tuple[GpuView, ...] = ()
+    networks: tuple[NetworkSample, ...] = ()
+    infiniband: tuple[InfinibandSample, ...] = ()
+    disks: tuple[DiskSample, ...] = ()
+    assessments: tuple[Assessment, ...] = ()
+    #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
+    finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)
+    samplers: tuple[SamplerStatus, ...] = ()
+    gpus_expected: int | None = None  # None where neither a driver nor the configuration says how many
+    gpus_visible: int | None = None  # None where the NVML sampler is not running
+    model: ModelInfo | None = None
+    version: str = ""
+    config_reload_successful: bool = True
+    #: True once fresh samples are in: at least one sampler succeeded within three of its periods.
+    ready: bool = False
+    #: One sentence for the landing page and the log where GPUs are played from a file; None live.
+    demo_notice: str | None = None
