@@ -1,0 +1,41 @@
+# make run   sets everything up and runs the agent, live
+# make test  sets everything up and runs every check and test
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LISTEN ?= :9836
+
+.PHONY: run test setup lint clean bench golden
+
+run: $(VENV)/installed
+	@# A loaded NVIDIA driver shows itself in /proc; without one the GPUs are played from the bundled simulated trace.
+	exec $(BIN)/warpwatch run --listen $(LISTEN) $$([ -e /proc/driver/nvidia/version ] || echo --demo)
+
+test: setup lint
+	$(BIN)/python -m pytest
+
+setup: $(VENV)/installed
+	.ci/setup
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+golden: $(VENV)/installed
+	$(BIN)/python -m pytest -q tests/exporters/test_golden.py --update-golden
+
+bench: $(VENV)/installed
+	$(BIN)/python -m tests.bench
+
+$(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "warpwatch needs Python 3.11 or newer; name one with make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "the venv module of $(PYTHON) is missing: install the package python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) tests/nvml_emulator/build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build

@@ -1,0 +1,215 @@
+"""The command line: `warpwatch COMMAND`. Exit status 0 done, 1 a fault, 2 wrong use or unreadable input."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from agent import __version__
+from agent.errors import WarpwatchError
+
+_EPILOG: Final = """\
+examples:
+  warpwatch run                               sample this host and serve http://localhost:9836/metrics
+  warpwatch run --once                        sample once and print the metrics
+  warpwatch replay log.csv --json             label a log of nvidia-smi, one JSON object a line
+  warpwatch record trace.jsonl.gz --duration 600
+  warpwatch convert log.csv trace.jsonl.gz
+
+exit status: 0 done, 1 a fault, 2 wrong use or unreadable input
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status; errors are one plain sentence on standard error."""
+    arguments = _parser().parse_args(argv)
+    from agent import commands
+
+    try:
+        return int(getattr(commands, arguments.command.replace("-", "_"))(arguments))
+    except WarpwatchError as error:
+        print(f"warpwatch: {error}", file=sys.stderr)
+        return error.exit_status
+    except KeyboardInterrupt:
+        print("warpwatch: interrupted", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): nobody is left to tell. Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="warpwatch",
+        description="Says what every GPU of this host is doing and what goes wrong, for Prometheus.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"warpwatch {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_run(commands)
+    _add_replay(commands)
+    _add_record(commands)
+    _add_convert(commands)
+    _add_simulate(commands)
+    _add_train(commands)
+    _add_evaluate(commands)
+    _add_check_config(commands)
+    return parser
+
+
+_Commands = argparse._SubParsersAction  # the type has no public name
+
+
+def _add(commands: _Commands[argparse.ArgumentParser], name: str, help_: str, examples: str) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=help_,
+        description=help_[0].upper() + help_[1:] + ".",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML configuration (default: /etc/warpwatch/warpwatch.toml where it exists)",
+    )
+
+
+def _add_run(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "run",
+        "sample this host, label its GPUs and serve /metrics until stopped",
+        "  warpwatch run\n"
+        "  warpwatch run --listen 127.0.0.1:9900 --config /etc/warpwatch/warpwatch.toml\n"
+        "  warpwatch run --demo            play the bundled simulated trace as GPUs; exports warpwatch_replay 1\n",
+    )
+    _add_config(parser)
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on (default: :9836, all addresses)")
+    parser.add_argument("--once", action="store_true", help="sample once, print the metrics to standard output, end")
+    parser.add_argument("--print-config", action="store_true", help="print the configuration that holds, and end")
+    parser.add_argument(
+        "--demo",
+        nargs="?",
+        type=Path,
+        const="",
+        metavar="TRACE",
+        help="play a trace as the GPUs of this host (without TRACE the bundled one); says so everywhere",
+    )
+
+
+def _add_replay(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "replay",
+        "play a trace or a foreign log through the labels and detectors of a live node",
+        "  warpwatch replay trace.jsonl.gz --fast\n"
+        "  nvidia-smi --query-gpu=index,timestamp,utilization.gpu,memory.used,power.draw --format=csv -l 1 > log.csv\n"
+        "  warpwatch replay log.csv --json | jq 'select(.type == \"finding\")'\n"
+        "  warpwatch replay trace.jsonl.gz --speed 10 --listen :9836\n",
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a log that `convert` reads")
+    _add_config(parser)
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument("--speed", type=_positive, default=1.0, metavar="N", help="times real time (default: 1)")
+    speed.add_argument("--fast", action="store_true", help="as fast as this machine can")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line; implies --fast")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="serve /metrics and the landing page meanwhile")
+
+
+def _add_record(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "record",
+        "record what the samplers bring into a trace",
+        "  warpwatch record trace.jsonl.gz --duration 600 --label training\n"
+        "  warpwatch record trace.jsonl.gz                 until Ctrl-C\n",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="file to create; gzip where the name ends in .gz")
+    _add_config(parser)
+    parser.add_argument("--duration", type=_positive, metavar="S", help="seconds to record (default: until stopped)")
+    parser.add_argument(
+        "--label",
+        choices=("training", "inference", "idle", "other"),
+        metavar="L",
+        help="what the GPUs are doing throughout, where you know: training, inference, idle or other",
+    )
+    parser.add_argument("--identify", action="store_true", help="keep the real UUIDs and PCI addresses")
+
+
+def _add_convert(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "convert",
+        "turn a foreign log into a trace: nvidia-smi CSV, dmon and pmon text, generic CSV",
+        "  warpwatch convert log.csv trace.jsonl.gz\n",
+    )
+    parser.add_argument("input", type=Path, metavar="IN", help="the log, plain or gzip; its format is found by content")
+    parser.add_argument("out", type=Path, metavar="OUT", help="trace to create; gzip where the name ends in .gz")
+
+
+def _add_simulate(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "simulate",
+        "write a simulated trace of one kind of work; its header says that it is simulated",
+        "  warpwatch simulate stalled_all_reduce stall.jsonl.gz --gpus 8 --seconds 1200 --seed 7\n",
+    )
+    parser.add_argument("kind", metavar="KIND", help="kind of work; an unknown one lists them")
+    parser.add_argument("out", type=Path, metavar="OUT", help="trace to create; gzip where the name ends in .gz")
+    parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of the node, 1 to 16 (default: 8)")
+    parser.add_argument("--board", default="H100 SXM", metavar="NAME", help="GPU model (default: H100 SXM)")
+    parser.add_argument("--seconds", type=_positive, default=900.0, metavar="S", help="length (default: 900)")
+    parser.add_argument("--interval", type=_positive, default=1.0, metavar="S", help="sample interval (default: 1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="equal seeds give equal files (default: 1)")
+
+
+def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "train",
+        "train the model on simulated traces and write a bundle (needs warpwatch[train])",
+        "  warpwatch train bundle/\n",
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder to create for the bundle")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="equal seeds give equal models (default: 1)")
+
+
+def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "evaluate",
+        "score the labels on labelled recordings, by source and label",
+        "  warpwatch evaluate traces/\n  warpwatch evaluate traces/ --json\n",
+    )
+    parser.add_argument("traces", type=Path, metavar="FOLDER", help="folder with INDEX.csv and the traces it names")
+    _add_config(parser)
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="model bundle (default: the shipped one)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+
+
+def _add_check_config(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "check-config",
+        "check a configuration file and name the first mistake",
+        "  warpwatch check-config /etc/warpwatch/warpwatch.toml\n",
+    )
+    parser.add_argument("config", type=Path, metavar="FILE", help="the TOML file")
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value

@@ -1,0 +1,197 @@
+"""What each command does. Heavy imports stand inside, so that `--help` and errors come at once."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent.clock import SystemClock, stopwatch
+from agent.config import format_config, load_config
+
+log = logging.getLogger("warpwatch")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; with --once or --print-config print and end."""
+    config = load_config(arguments.config)
+    if arguments.print_config:
+        sys.stdout.write(format_config(config))
+        return 0
+    _log_to_stderr(config.agent.log_level)
+    from agent.daemon import Daemon, bundled_demo, run_once
+
+    demo = None if arguments.demo is None else bundled_demo() if arguments.demo == Path() else arguments.demo
+    if arguments.once:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(run_once(config, SystemClock(), demo))
+        return 0
+    stop = _stop_event()
+    daemon = Daemon(config, SystemClock(), listen=arguments.listen, demo=demo)
+    if daemon.demo_notice:
+        log.warning(daemon.demo_notice)
+    daemon.start()
+    log.info("open %s in a browser; Prometheus scrapes %smetrics", daemon.url, daemon.url)
+    stop.wait()
+    log.info("stopping")
+    daemon.stop()
+    return 0
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """Play a trace through the pipeline; print JSON lines, or the changes and a summary for a person."""
+    from agent.composition import build_replay
+    from agent.replay import ReplayJson, ReplayText
+    from agent.replay import replay as play
+    from exporters.web import WebApp, WebServer, parse_listen
+
+    _log_to_stderr("warning")
+    trace, pipeline = build_replay(load_config(arguments.config), arguments.trace, log.warning)
+    server = WebServer(WebApp(lambda: snapshot), *parse_listen(arguments.listen)) if arguments.listen else None
+    snapshot = None
+    if server:
+        server.start()
+        log.warning("serving the replay on %s", server.url)
+    stop = _stop_event()
+    out = ReplayJson(sys.stdout) if arguments.json else ReplayText(sys.stdout)
+    pace = None if arguments.fast or arguments.json else _Pace(arguments.speed, stop)
+    with _progress(arguments.trace.name, "s of the trace") as advance:
+        done_s = 0.0
+        for step in play(trace, pipeline, trace.header.interval_s):
+            if pace and not pace.wait_until(step.t):
+                break
+            out.step(step)
+            if server:
+                snapshot = pipeline.snapshot(step.now)
+            advance(step.t - done_s)
+            done_s = step.t
+    out.summary(pipeline.workload_seconds)
+    if server:
+        if not stop.is_set():
+            log.warning("the trace has ended; %s goes on serving its last state until Ctrl-C", server.url)
+            stop.wait()
+        server.stop()
+    return 0
+
+
+def record(arguments: argparse.Namespace) -> int:
+    """Write what the samplers bring into a trace until the time is up or the process is told to stop."""
+    from agent.daemon import build_samplers
+    from agent.record import Recorder, recording_header
+    from agent.records import PERIODS_S, GpuSample
+    from agent.schedule import Schedule
+    from agent.trace import TraceWriter
+
+    config = load_config(arguments.config)
+    _log_to_stderr(config.agent.log_level)
+    clock = SystemClock()
+    samplers = build_samplers(config)
+    stop = _stop_event()
+    header = recording_header(arguments.label, PERIODS_S[GpuSample])
+    with TraceWriter(arguments.out, header) as writer, _progress("recording", "s", arguments.duration) as advance:
+        recorder = Recorder(writer, identify=arguments.identify)
+        schedule = Schedule(samplers.all, clock, recorder.deliver)
+        schedule.start()
+        elapsed_s = 0.0
+        while not stop.is_set() and (arguments.duration is None or elapsed_s < arguments.duration):
+            step_s = 1.0 if arguments.duration is None else min(1.0, arguments.duration - elapsed_s)
+            stop.wait(step_s)
+            elapsed_s += step_s
+            advance(step_s)
+        schedule.stop(2.0)
+        samplers.close()
+    log.info("recorded %d ticks in %s", recorder.ticks, arguments.out)
+    if not recorder.gpu_ticks:
+        log.warning("no GPU answered: %s holds the network and the disks alone", arguments.out)
+    return 0
+
+
+def convert(arguments: argparse.Namespace) -> int:
+    """Turn a foreign log into a trace."""
+    from agent.convert import convert as convert_file
+
+    _log_to_stderr("warning")
+    with _progress(arguments.input.name, "%", 100.0) as advance:
+        done = 0.0
+
+        def report(fraction: float) -> None:
+            nonlocal done
+            advance(100.0 * (fraction - done))
+            done = fraction
+
+        convert_file(arguments.input, arguments.out, log.warning, report)
+    return 0
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """Write a simulated trace."""
+    raise NotImplementedError
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train a model bundle on simulated traces."""
+    raise NotImplementedError
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Score the labels on labelled recordings."""
+    raise NotImplementedError
+
+
+def check_config(arguments: argparse.Namespace) -> int:
+    """Check a configuration file."""
+    load_config(arguments.config)
+    print(f"{arguments.config} is valid")
+    return 0
+
+
+class _Pace:
+    """Holds a replay back to a multiple of real time."""
+
+    def __init__(self, speed: float, stop: threading.Event) -> None:
+        self._speed = speed
+        self._stop = stop
+        self._started = stopwatch()
+
+    def wait_until(self, t: float) -> bool:
+        """Wait until second `t` of the trace is due; return False where the process was told to stop."""
+        return not self._stop.wait(max(0.0, self._started + t / self._speed - stopwatch()))
+
+
+@contextmanager
+def _progress(name: str, unit: str, total: float | None = None) -> Iterator[Callable[[float], object]]:
+    """Show a progress bar on standard error while the block runs, where that is a terminal."""
+    from tqdm import tqdm
+
+    layout = (
+        "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}" if total else "{desc}: {n:.0f} {unit} [{elapsed}]"
+    )
+    with tqdm(
+        total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=not sys.stderr.isatty()
+    ) as bar:
+        yield bar.update
+
+
+def _stop_event() -> threading.Event:
+    """Return an event that SIGTERM and SIGINT set; a second SIGINT interrupts as usual."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: object) -> None:
+        stop.set()
+        signal.signal(number, signal.default_int_handler)
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format="warpwatch: %(levelname)s: %(message)s")
+    # The libraries' own messages are for their authors; ours carry what an administrator needs.
+    for library in ("apscheduler", "waitress"):
+        logging.getLogger(library).setLevel(logging.ERROR)

@@ -1,0 +1,70 @@
+"""The configuration of the agent: every key has a default, so that no file is needed.
+
+A component's keys live in a dataclass beside the component; this module puts them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from agent.config_loader import dump_toml, load_toml
+from classifier.detectors.registry import DetectorsConfig
+from classifier.labeller import LabellerConfig
+
+DEFAULT_PATH: Final = Path("/etc/warpwatch/warpwatch.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Table `[agent]`."""
+
+    #: Least severe message that is logged to standard error.
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    #: Where /proc and /sys are found; other values are for containers that mount the host's elsewhere.
+    proc_root: Path = Path("/proc")
+    sys_root: Path = Path("/sys")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExporterConfig:
+    """Table `[exporter]`."""
+
+    #: Address and port of /metrics and the landing page; ":9836" listens on all addresses.
+    listen: str = ":9836"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplersConfig:
+    """Table `[samplers]`: switches sources off."""
+
+    nvml: bool = True
+    network: bool = True
+    disk: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The whole file."""
+
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    exporter: ExporterConfig = field(default_factory=ExporterConfig)
+    samplers: SamplersConfig = field(default_factory=SamplersConfig)
+    labels: LabellerConfig = field(default_factory=LabellerConfig)
+    detectors: DetectorsConfig = field(default_factory=DetectorsConfig)
+
+
+def load_config(path: Path | None) -> Config:
+    """Return the configuration of `path`; of DEFAULT_PATH where it is None, and the defaults where that is absent.
+
+    Raises UsageError as `agent.config_loader.load_toml` does.
+    """
+    if path is None:
+        return load_toml(Config, DEFAULT_PATH) if DEFAULT_PATH.exists() else Config()
+    return load_toml(Config, path)
+
+
+def format_config(config: Config) -> str:
+    """Return the configuration as TOML with every key that holds."""
+    return dump_toml(config)

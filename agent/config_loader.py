@@ -1,0 +1,135 @@
+"""Maps one TOML file onto frozen dataclasses, strictly: the dataclasses are the schema and hold the defaults.
+
+Every error names the file, the key in full and its line where it can be found, and what is allowed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent.errors import UsageError
+
+T = TypeVar("T")
+
+
+def load_toml(schema: type[T], path: Path) -> T:
+    """Return `schema` with the values of the file; what the file leaves out keeps its default.
+
+    Raises UsageError for an unreadable file, broken TOML, an unknown key, a wrong type, or a value that the dataclass
+    refuses (a ValueError of its `__post_init__`).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot read configuration {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"configuration {path} is not UTF-8 text") from error
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"configuration {path} is not valid TOML: {error}") from error
+    return _Loader(path, text).build(schema, values, "")
+
+
+def dump_toml(config: object) -> str:
+    """Return `config` as TOML text that `load_toml` reads back to an equal object; None values are left out."""
+    return "\n".join(_dump_table(config, "")).strip() + "\n"
+
+
+class _Loader:
+    def __init__(self, path: Path, text: str) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+
+    def build(self, schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
+        fields = {field.name: field for field in dataclasses.fields(schema)}  # type: ignore[arg-type]
+        hints = typing.get_type_hints(schema)
+        arguments: dict[str, Any] = {}
+        for key, value in values.items():
+            if key not in fields:
+                raise self._unknown(key, prefix, fields)
+            arguments[key] = self._convert(hints[key], value, prefix + key)
+        try:
+            return schema(**arguments)
+        except ValueError as error:
+            raise UsageError(f"{self._path}: [{prefix.rstrip('.') or 'top level'}] {error}") from error
+
+    def _convert(self, hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - type hints are plain objects
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            if not isinstance(value, dict):
+                raise self._wrong(key, value, "a table")
+            return self.build(hint, value, key + ".")
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            (hint,) = (choice for choice in typing.get_args(hint) if choice is not types.NoneType)
+        if typing.get_origin(hint) is typing.Literal:
+            allowed = typing.get_args(hint)
+            if value not in allowed:
+                raise self._wrong(key, value, "one of " + ", ".join(map(repr, allowed)))
+            return value
+        if typing.get_origin(hint) is tuple:
+            (item, _) = typing.get_args(hint)
+            if not isinstance(value, list) or not all(_is(entry, item) for entry in value):
+                raise self._wrong(key, value, f"a list of {_KIND_NAMES[item]}s")
+            return tuple(item(entry) for entry in value)
+        if not _is(value, hint):
+            raise self._wrong(key, value, f"a {_KIND_NAMES[hint]}")
+        return hint(value)
+
+    def _unknown(self, key: str, prefix: str, allowed: Mapping[str, object]) -> UsageError:
+        near = difflib.get_close_matches(key, allowed, n=1)
+        hint = f"did you mean {prefix + near[0]!r}?" if near else "allowed here: " + ", ".join(allowed)
+        return UsageError(f"{self._place(key)}: unknown key {prefix + key!r}; {hint}")
+
+    def _wrong(self, key: str, value: object, wanted: str) -> UsageError:
+        name = key.rpartition(".")[2]
+        return UsageError(f"{self._place(name)}: {key} is {value!r}; it must be {wanted}")
+
+    def _place(self, key: str) -> str:
+        for number, line in enumerate(self._lines, start=1):
+            stripped = line.strip()
+            if stripped.split("=")[0].strip().strip("\"'") == key or stripped.strip("[] ").endswith(key):
+                return f"{self._path}, line {number}"
+        return str(self._path)
+
+
+_KIND_NAMES: dict[type, str] = {bool: "boolean", int: "whole number", float: "number", str: "string", Path: "path"}
+
+
+def _is(value: object, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    if kind is float:
+        return isinstance(value, int | float)
+    if kind is Path:
+        return isinstance(value, str)
+    return isinstance(value, kind)
+
+
+def _dump_table(config: object, prefix: str) -> list[str]:
+    lines: list[str] = []
+    tables: list[str] = []
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            tables += ["", f"[{prefix}{field.name}]", *_dump_table(value, f"{prefix}{field.name}.")]
+        elif value is not None:
+            lines.append(f"{field.name} = {_dump_value(value)}")
+    return lines + tables
+
+
+def _dump_value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, tuple):
+        return "[" + ", ".join(map(_dump_value, value)) + "]"
+    escaped = "".join(f"\\u{ord(c):04x}" if ord(c) < 32 or c in '"\\' else c for c in str(value))
+    return f'"{escaped}"'

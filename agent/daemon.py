@@ -1,0 +1,177 @@
+"""The composition root of a live node: samplers, schedule, pipeline and web server, and the way they start and stop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from agent.clock import Clock, stopwatch
+from agent.composition import build_pipeline
+from agent.config import Config
+from agent.pipeline import JUDGEMENT_PERIOD_S
+from agent.records import Tick
+from agent.samplers import Sampler, SamplerStatus, SourceUnavailableError
+from agent.samplers.demo import DemoSampler
+from agent.samplers.diskstats import DiskstatsSampler
+from agent.samplers.net_dev import NetDevSampler
+from agent.samplers.nvml import NvmlSampler
+from agent.schedule import Schedule
+from exporters.prometheus import PrometheusPage
+from exporters.snapshot import NodeSnapshot
+from exporters.web import WebApp, WebServer, parse_listen
+
+log = logging.getLogger("warpwatch")
+
+#: Seconds between two snapshots: what a scrape sees is at most this old.
+SNAPSHOT_PERIOD_S: Final = 1.0
+#: Stopping has to fit into two seconds, whatever a driver call is doing.
+STOP_TIMEOUT_S: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Samplers:
+    """The samplers of this node; at most one of `nvml` and `demo` is there."""
+
+    all: tuple[Sampler, ...]
+    nvml: NvmlSampler | None = None
+    demo: DemoSampler | None = None
+
+    def gpu_counts(self) -> tuple[int | None, int | None]:
+        """Return how many GPUs are expected and how many are visible; None where no sampler knows."""
+        if self.nvml is not None:
+            return self.nvml.expected_gpus, self.nvml.visible_gpus
+        if self.demo is not None:
+            return self.demo.gpu_count, self.demo.gpu_count
+        return None, None
+
+    def sample_once(self, clock: Clock, deliver: Callable[[Tick], None]) -> tuple[SamplerStatus, ...]:
+        """Probe and sample every source once, in turn, and return how each fared."""
+        statuses = []
+        for sampler in self.all:
+            started = stopwatch()
+            now = clock.now()
+            errors = dict(sampler.errors)
+            success = False
+            try:
+                if sampler.probe():
+                    deliver(Tick(monotonic_s=now.monotonic_s, wall_s=now.wall_s, records=tuple(sampler.sample(now))))
+                    success = True
+            except SourceUnavailableError as error:
+                errors[error.reason] = errors.get(error.reason, 0) + 1
+                log.warning("%s: %s", sampler.name, error)
+            statuses.append(
+                SamplerStatus(
+                    name=sampler.name,
+                    success=success,
+                    duration_s=stopwatch() - started,
+                    last_success_wall_s=now.wall_s if success else None,
+                    errors=errors,
+                )
+            )
+        return tuple(statuses)
+
+    def close(self) -> None:
+        """Release what the samplers hold."""
+        for sampler in self.all:
+            sampler.close()
+
+
+def build_samplers(config: Config, demo: Path | None = None) -> Samplers:
+    """Return the samplers that the configuration asks for; `demo` plays that trace in the place of NVML.
+
+    Raises UsageError where the demo trace cannot be read.
+    """
+    player = DemoSampler(demo, log.warning) if demo else None
+    nvml = NvmlSampler() if config.samplers.nvml and player is None else None
+    chosen: list[Sampler] = [sampler for sampler in (player, nvml) if sampler is not None]
+    if config.samplers.network:
+        chosen.append(NetDevSampler(config.agent.proc_root, config.agent.sys_root))
+    if config.samplers.disk:
+        chosen.append(DiskstatsSampler(config.agent.proc_root, config.agent.sys_root))
+    return Samplers(tuple(chosen), nvml, player)
+
+
+class Daemon:
+    """A running node. `start` returns once the port is open; samples arrive from then on."""
+
+    def __init__(self, config: Config, clock: Clock, *, listen: str | None = None, demo: Path | None = None) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._samplers = build_samplers(config, demo)
+        self.demo_notice = _demo_notice(demo, self._samplers.demo) if demo else None
+        self._pipeline = build_pipeline(config, replay=demo is not None, demo_notice=self.demo_notice)
+        self._snapshot: NodeSnapshot | None = None
+        self._schedule = Schedule(self._samplers.all, clock, self._deliver)
+        self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
+        self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
+        host, port = parse_listen(listen or config.exporter.listen)
+        self._server = WebServer(WebApp(self.snapshot), host, port)
+
+    @property
+    def url(self) -> str:
+        """Address of the landing page, once started."""
+        return self._server.url
+
+    def snapshot(self) -> NodeSnapshot | None:
+        """Return the newest snapshot; None before the first."""
+        return self._snapshot
+
+    def start(self) -> None:
+        """Open the port, then start sampling; raises FaultError where the port cannot be had."""
+        self._server.start()
+        self._schedule.start()
+
+    def stop(self) -> None:
+        """Stop sampling and serving and release the driver, within two seconds."""
+        self._schedule.stop(STOP_TIMEOUT_S)
+        self._server.stop()
+        self._samplers.close()
+
+    def _deliver(self, tick: Tick) -> None:
+        with self._lock:
+            self._pipeline.ingest(tick)
+        if self._snapshot is None or not self._snapshot.ready:
+            self._take_snapshot()
+
+    def _judge(self) -> None:
+        with self._lock:
+            judgement = self._pipeline.judge(self._clock.now())
+        for event in judgement.events:
+            log.warning("%s: %s (%s)", event.finding.anomaly, event.finding.summary, event.state)
+
+    def _take_snapshot(self) -> None:
+        expected, visible = self._samplers.gpu_counts()
+        statuses = self._schedule.statuses()
+        with self._lock:
+            self._snapshot = self._pipeline.snapshot(
+                self._clock.now(), samplers=statuses, gpus_expected=expected, gpus_visible=visible
+            )
+
+
+def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
+    """Sample every source once, without a schedule or a port, and return the page in Prometheus' text format."""
+    samplers = build_samplers(config, demo)
+    pipeline = build_pipeline(config, replay=demo is not None)
+    try:
+        statuses = samplers.sample_once(clock, pipeline.ingest)
+    finally:
+        samplers.close()
+    now = clock.now()
+    pipeline.judge(now)
+    expected, visible = samplers.gpu_counts()
+    snapshot = pipeline.snapshot(now, samplers=statuses, gpus_expected=expected, gpus_visible=visible)
+    return PrometheusPage(lambda: snapshot).text()
+
+
+def _demo_notice(path: Path, demo: DemoSampler | None) -> str:
+    provenance = demo.header.provenance if demo else "unknown"
+    return f"DEMO: the GPUs shown are played from the {provenance} trace {path.name}; network and disks are this host's"
+
+
+def bundled_demo() -> Path:
+    """Return the simulated trace that ships with the package."""
+    return next(iter(sorted((Path(__file__).parent / "demo").glob("simulated_*.jsonl.gz"))))

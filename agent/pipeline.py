@@ -1,0 +1,241 @@
+"""The one path from records to a snapshot, live and in replay: history, labels, detectors, accounts.
+
+Not thread-safe: the caller holds a lock where several threads deliver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from agent import __version__
+from agent.clock import Instant
+from agent.history import GpuHistory, History
+from agent.records import (
+    PERIODS_S,
+    DiskSample,
+    GpuInfo,
+    GpuKey,
+    GpuLimits,
+    GpuSample,
+    GpuSlowSample,
+    GpuState,
+    InfinibandSample,
+    NetworkSample,
+    Record,
+    Tick,
+)
+from agent.samplers import SamplerStatus
+from agent.vocabulary import WORKLOADS
+from classifier.detectors import Detector
+from classifier.detectors.baseline import PowerBaselines
+from classifier.findings import FindingEvent, FindingTracker
+from classifier.labeller import Labeller
+from classifier.results import Assessment, Decision
+from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
+
+R = TypeVar("R", bound=Record)
+
+#: Seconds between two judgements, live and in replay (DESIGN.md, Commands).
+JUDGEMENT_PERIOD_S: Final = 5.0
+#: A value older than this many of its periods is stale.
+STALE_PERIODS: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What one call of `Pipeline.judge` decided."""
+
+    decisions: tuple[Decision, ...]
+    events: tuple[FindingEvent, ...]
+
+
+class Pipeline:
+    """Takes ticks in the order of time, judges when told to, and hands out snapshots."""
+
+    def __init__(
+        self,
+        *,
+        labeller: Labeller,
+        detectors: Sequence[Detector],
+        baselines: PowerBaselines,
+        sample_interval_s: float = 1.0,
+        facts_hold: bool = False,
+        replay: bool = False,
+        demo_notice: str | None = None,
+        model: ModelInfo | None = None,
+    ) -> None:
+        """Build the path.
+
+        `sample_interval_s` is the usual distance of two core samples of a GPU, above 1 s in slow foreign logs;
+        `facts_hold` says that identity and limits are not repeated, as in such logs, and so never go stale.
+        """
+        self.history = History()
+        self.findings = FindingTracker()
+        self._labeller = labeller
+        self._detectors = tuple(detectors)
+        self._baselines = baselines
+        self._sample_interval_s = max(sample_interval_s, PERIODS_S[GpuSample])
+        self._max_gap_s = STALE_PERIODS * self._sample_interval_s
+        self._facts_hold = facts_hold
+        self._replay = replay
+        self._demo_notice = demo_notice
+        self._model = model
+        self._latest: dict[tuple[type[Record], object], Record] = {}
+        self._accounts: dict[GpuKey, _Account] = {}
+        self._decisions: dict[GpuKey, Decision] = {}
+        self._assessments: tuple[Assessment, ...] = ()
+
+    def ingest(self, tick: Tick) -> None:
+        """Take the records of one tick."""
+        self.history.ingest(tick)
+        for record in tick.records:
+            self._latest[type(record), _subject(record)] = record
+
+    def judge(self, now: Instant) -> Judgement:
+        """Label every GPU, ask every detector, and book the time since the last call to the labels held then."""
+        decisions = self._labeller.decide(now, self.history)
+        self._decisions = {decision.key: decision for decision in decisions}
+        self._baselines.update(now, self.history, self._decisions)
+        self._assessments = tuple(
+            assessment
+            for detector in self._detectors
+            for assessment in detector.assess(now, self.history, self._decisions)
+        )
+        for decision in decisions:
+            self._book(now, decision.key)
+            self._accounts[decision.key].workload = decision.workload
+        return Judgement(decisions, self.findings.update(now, self._assessments))
+
+    def settle(self, now: Instant) -> None:
+        """Book the time since the last judgement, at the end of a replay."""
+        for key in self._accounts:
+            self._book(now, key, is_final=True)
+
+    def _book(self, now: Instant, key: GpuKey, *, is_final: bool = False) -> None:
+        account = self._accounts.setdefault(key, _Account(self._max_gap_s))
+        account.book(now.monotonic_s, self.history.gpus[key], is_final=is_final)
+
+    def workload_seconds(self, key: GpuKey) -> Mapping[str, float]:
+        """Return the seconds by workload, all five words, since the first judgement of this GPU."""
+        return self._accounts[key].seconds
+
+    def snapshot(
+        self,
+        now: Instant,
+        *,
+        samplers: Sequence[SamplerStatus] = (),
+        gpus_expected: int | None = None,
+        gpus_visible: int | None = None,
+    ) -> NodeSnapshot:
+        """Return the node as it is now; values older than three of their periods are left out."""
+        return NodeSnapshot(
+            built=now,
+            replay=self._replay,
+            gpus=tuple(self._view(now, key) for key in sorted(self.history.gpus, key=_gpu_order)),
+            networks=self._fresh(now, NetworkSample),
+            infiniband=self._fresh(now, InfinibandSample),
+            disks=self._fresh(now, DiskSample),
+            assessments=self._assessments,
+            finding_totals=self.findings.totals,
+            samplers=tuple(samplers),
+            gpus_expected=gpus_expected,
+            gpus_visible=gpus_visible,
+            model=self._model,
+            version=__version__,
+            ready=any(status.success for status in samplers) if samplers else bool(self._latest),
+            demo_notice=self._demo_notice,
+        )
+
+    def _view(self, now: Instant, key: GpuKey) -> GpuView:
+        state = self._get(now, GpuState, key)
+        sample = self._get(now, GpuSample, key)
+        newest = self._latest.get((GpuSample, key))
+        account = self._accounts.get(key)
+        return GpuView(
+            key=key,
+            # Foreign logs hold no state: a GPU that brings samples is ok.
+            state=state.state if state else "ok" if sample and (GpuState, key) not in self._latest else None,
+            info=self._get(now, GpuInfo, key),
+            sample=sample,
+            slow=self._get(now, GpuSlowSample, key),
+            limits=self._get(now, GpuLimits, key),
+            decision=self._decisions.get(key),
+            sample_wall_s=newest.wall_s if newest else None,
+            workload_seconds=dict(account.seconds) if account else {},
+            workload_energy_joules=dict(account.energy_joules) if account and account.has_energy else None,
+            power_baseline_watts=self._baselines.watts(key),
+        )
+
+    def _get(self, now: Instant, kind: type[R], key: GpuKey) -> R | None:
+        record = self._latest.get((kind, key))
+        return record if isinstance(record, kind) and self._is_fresh(now, record) else None
+
+    def _fresh(self, now: Instant, kind: type[R]) -> tuple[R, ...]:
+        return tuple(r for r in self._latest.values() if isinstance(r, kind) and self._is_fresh(now, r))
+
+    def _is_fresh(self, now: Instant, record: Record) -> bool:
+        if self._facts_hold and isinstance(record, GpuInfo | GpuLimits):
+            return True
+        period = max(PERIODS_S[type(record)], self._sample_interval_s)
+        return now.monotonic_s - record.monotonic_s <= STALE_PERIODS * period
+
+
+class _Account:
+    """Seconds and joules of one GPU by the label it held; time flows by samples, and a gap in them is unknown."""
+
+    def __init__(self, max_gap_s: float) -> None:
+        self.seconds = dict.fromkeys(WORKLOADS, 0.0)
+        self.energy_joules = dict.fromkeys(WORKLOADS, 0.0)
+        self.has_energy = False
+        self.workload = "unknown"
+        self._max_gap_s = max_gap_s
+        self._mark_s: float | None = None
+        self._sample_s: float | None = None
+
+    def book(self, now_s: float, gpu: GpuHistory, *, is_final: bool) -> None:
+        """Book the time from the last call to the newest sample, or to `now_s` where that sample is too old."""
+        first_s, newest_s = gpu.first_s, gpu.last_s
+        if first_s is None or newest_s is None:
+            return
+        if self._mark_s is None or self._sample_s is None:
+            self._mark_s = self._sample_s = first_s
+        times = gpu.series("samples", newest_s, newest_s - self._sample_s).times
+        steps = np.diff(times, prepend=self._sample_s)
+        covered = float(steps[steps <= self._max_gap_s].sum())
+        end_s = newest_s
+        if now_s - newest_s > self._max_gap_s or is_final:
+            end_s = now_s
+            covered += now_s - newest_s if now_s - newest_s <= self._max_gap_s else 0.0
+        span = end_s - self._mark_s
+        # After a gap that was booked while it lasted, the mark lies beyond the sample before it.
+        covered = min(covered, span)
+        self.seconds[self.workload] += covered
+        self.seconds["unknown"] += span - covered
+        self._book_energy(gpu, covered)
+        self._mark_s, self._sample_s = max(self._mark_s, end_s), newest_s
+
+    def _book_energy(self, gpu: GpuHistory, covered_s: float) -> None:
+        for channel in ("energy_power_watts", "power_watts"):
+            if gpu.has(channel):
+                self.has_energy = True
+                watts = gpu.series(channel, gpu.last_s or 0.0, max(covered_s, JUDGEMENT_PERIOD_S)).values
+                if watts.size:
+                    self.energy_joules[self.workload] += float(watts.mean()) * covered_s
+                return
+
+
+def _subject(record: Record) -> object:
+    """Identity of what a record describes, within its type."""
+    if isinstance(record, InfinibandSample):
+        return record.device, record.port
+    if isinstance(record, NetworkSample | DiskSample):
+        return record.device
+    return record.key  # type: ignore[attr-defined]
+
+
+def _gpu_order(key: GpuKey) -> tuple[int, int]:
+    return key.gpu, -1 if key.gpu_i_id is None else key.gpu_i_id

@@ -1,0 +1,58 @@
+"""Writes what the samplers bring into a trace file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+
+from agent import __version__
+from agent.records import GpuInfo, GpuKey, GpuSample, Record, Tick
+from agent.trace import TraceHeader, TraceWriter
+
+
+class Recorder:
+    """Takes ticks and appends them to a trace; UUIDs are hashed and PCI addresses dropped unless `identify` is set.
+
+    Traces hold process ids, device names and figures, and never a user, job, pod or host name or a serial number.
+    """
+
+    def __init__(self, writer: TraceWriter, *, identify: bool = False) -> None:
+        self._writer = writer
+        self._identify = identify
+        self.ticks = 0
+        self.gpu_ticks = 0
+
+    def deliver(self, tick: Tick) -> None:
+        """Append one tick and hand it to the system, so that a crash loses at most the line being written."""
+        records = tick.records if self._identify else tuple(map(_masked, tick.records))
+        self._writer.write(dataclasses.replace(tick, records=records))
+        self._writer.flush()
+        self.ticks += 1
+        self.gpu_ticks += any(isinstance(record, GpuSample) for record in records)
+
+
+def recording_header(label: str | None, interval_s: float) -> TraceHeader:
+    """Return the header of a live recording."""
+    return TraceHeader(
+        provenance="recorded",
+        interval_s=interval_s,
+        label=label,
+        source="warpwatch record",
+        samplers={"warpwatch": __version__},
+    )
+
+
+def _masked(record: Record) -> Record:
+    changes: dict[str, object] = {}
+    key = getattr(record, "key", None)
+    if isinstance(key, GpuKey) and key.uuid is not None:
+        changes["key"] = key._replace(uuid=hash_uuid(key.uuid))
+    if isinstance(record, GpuInfo):
+        changes["pci_bus_id"] = None
+    return dataclasses.replace(record, **changes) if changes else record  # type: ignore[arg-type]
+
+
+def hash_uuid(uuid: str) -> str:
+    """Return a stand-in of the same form that is equal for equal UUIDs and says nothing else about the board."""
+    digest = hashlib.sha256(uuid.encode()).hexdigest()
+    return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"

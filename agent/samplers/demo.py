@@ -1,0 +1,70 @@
+"""Plays the GPUs of a trace as if they were in this host: only for `run --demo`, and never without saying so."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from agent.clock import Instant
+from agent.records import PERIODS_S, Record, Tick
+from agent.trace import TraceReader
+
+
+class DemoSampler:
+    """Loops over a trace in real time; the host records of the trace are left out, since this host has its own.
+
+    Counters start again with each round, as after a driver reload. Raises UsageError where the file is no trace.
+    """
+
+    name = "demo"
+    period_s = 1.0
+
+    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+        self.errors: Mapping[str, int] = {}
+        self._reader = TraceReader(path, warn)
+        self.header = self._reader.header
+        self.gpu_count: int | None = None  # None until the trace is read
+        self._ticks: tuple[Tick, ...] = ()
+        self._first_s = 0.0
+        self._length_s = 0.0
+        self._started_s: float | None = None
+        self._next = 0
+        self._round = 0
+
+    def probe(self) -> bool:
+        """Read the trace into memory and return whether it holds any tick."""
+        if not self._ticks:
+            self._ticks = tuple(_gpu_tick(tick) for tick in self._reader)
+        if self._ticks:
+            self._first_s = self._ticks[0].monotonic_s
+            self._length_s = self._ticks[-1].monotonic_s - self._first_s + self.header.interval_s
+            keys = {getattr(record, "key", None) for tick in self._ticks for record in tick.records}
+            self.gpu_count = len(keys)
+        return bool(self._ticks)
+
+    def sample(self, now: Instant) -> Sequence[Record]:
+        """Return the newest record of each kind and GPU since the last call, stamped with the present time."""
+        if self._started_s is None:
+            self._started_s = now.monotonic_s
+        records: dict[tuple[type[Record], object], Record] = {}
+        while self._due_s() <= now.monotonic_s:
+            for record in self._ticks[self._next].records:
+                records[type(record), getattr(record, "key", None)] = record
+            self._next += 1
+            if self._next == len(self._ticks):
+                self._next, self._round = 0, self._round + 1
+        stamp = {"monotonic_s": now.monotonic_s, "wall_s": now.wall_s}
+        return tuple(dataclasses.replace(record, **stamp) for record in records.values())
+
+    def _due_s(self) -> float:
+        offset_s = self._ticks[self._next].monotonic_s - self._first_s + self._round * self._length_s
+        return (self._started_s or 0.0) + offset_s
+
+    def close(self) -> None:
+        """Do nothing: the trace is in memory."""
+
+
+def _gpu_tick(tick: Tick) -> Tick:
+    records = tuple(record for record in tick.records if type(record) in PERIODS_S and hasattr(record, "key"))
+    return dataclasses.replace(tick, records=records)
