@@ -1,0 +1,162 @@
+"""One row of the metric table, and the few helpers that rows are written with.
+
+Values are read from a `NodeSnapshot` only; a value that is None or not finite gives no series, so a row never decides
+what is missing. Series come in a fixed order: GPUs by index, words in the order of their vocabulary, devices by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from agent.records import GpuKey
+from exporters.snapshot import GpuView, NodeSnapshot
+
+PREFIX: Final = "warpwatch_"
+#: The label of a MIG instance: left out of a series, not empty, where the series is of a whole card.
+MIG_LABEL: Final = "GPU_I_ID"
+CARD_LABELS: Final = ("gpu", "uuid")
+WORK_LABELS: Final = ("gpu", "uuid", MIG_LABEL)
+
+Kind = Literal["gauge", "counter"]
+Number = float | int | None
+Series = Iterable[tuple[tuple[str, ...], Number]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricDef:
+    """One metric family.
+
+    `name` is without the prefix and, for a counter, with `_total`. `unit` is empty for words, flags and counts;
+    otherwise the name ends in it. `values` yields one tuple of label values, in the order of `labels`, and a number
+    per series.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    values: Callable[[NodeSnapshot], Series]
+
+    @property
+    def full_name(self) -> str:
+        """Name of its samples, as rules and dashboards write it."""
+        return PREFIX + self.name
+
+
+def card_views(snapshot: NodeSnapshot) -> Sequence[GpuView]:
+    """Return the views of whole cards, by index."""
+    return sorted((view for view in snapshot.gpus if view.key.gpu_i_id is None), key=lambda view: key_order(view.key))
+
+
+def work_views(snapshot: NodeSnapshot) -> Sequence[GpuView]:
+    """Return where work runs: the instances of a card that is divided, the card where it is whole."""
+    divided = {view.key.gpu for view in snapshot.gpus if view.key.gpu_i_id is not None}
+    views = (view for view in snapshot.gpus if view.key.gpu_i_id is not None or view.key.gpu not in divided)
+    return sorted(views, key=lambda view: key_order(view.key))
+
+
+def key_order(key: GpuKey) -> tuple[int, int, str]:
+    """Return the sort key of a GPU: index, instance (the card itself first), UUID."""
+    return key.gpu, -1 if key.gpu_i_id is None else key.gpu_i_id, key.uuid or ""
+
+
+def card_labels(key: GpuKey) -> tuple[str, ...]:
+    """Return the values of CARD_LABELS; the uuid is empty where the source holds none."""
+    return str(key.gpu), key.uuid or ""
+
+
+def work_labels(key: GpuKey) -> tuple[str, ...]:
+    """Return the values of WORK_LABELS."""
+    return str(key.gpu), key.uuid or "", "" if key.gpu_i_id is None else str(key.gpu_i_id)
+
+
+def card_metric(
+    name: str,
+    kind: Kind,
+    unit: str,
+    text: str,
+    read: Callable[[GpuView], Number],
+) -> MetricDef:
+    """Return a row with one series per card: power, energy, temperature, clocks, links."""
+
+    def values(snapshot: NodeSnapshot) -> Series:
+        return [(card_labels(view.key), read(view)) for view in card_views(snapshot)]
+
+    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=CARD_LABELS, values=values)
+
+
+def card_words(
+    name: str,
+    kind: Kind,
+    unit: str,
+    text: str,
+    *,
+    label: str,
+    read: Callable[[GpuView], Iterable[tuple[str, Number]]],
+) -> MetricDef:
+    """Return a row with one series per card and word of one more label."""
+
+    def values(snapshot: NodeSnapshot) -> Series:
+        return [
+            ((*card_labels(view.key), word), number) for view in card_views(snapshot) for word, number in read(view)
+        ]
+
+    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=(*CARD_LABELS, label), values=values)
+
+
+def work_metric(
+    name: str,
+    kind: Kind,
+    unit: str,
+    text: str,
+    read: Callable[[GpuView], Number],
+) -> MetricDef:
+    """Return a row with one series per place where work runs: memory, activity, workload."""
+
+    def values(snapshot: NodeSnapshot) -> Series:
+        return [(work_labels(view.key), read(view)) for view in work_views(snapshot)]
+
+    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=WORK_LABELS, values=values)
+
+
+def work_words(
+    name: str,
+    kind: Kind,
+    unit: str,
+    text: str,
+    *,
+    label: str,
+    read: Callable[[GpuView], Iterable[tuple[str, Number]]],
+) -> MetricDef:
+    """Return a row with one series per place where work runs and word of one more label."""
+
+    def values(snapshot: NodeSnapshot) -> Series:
+        return [
+            ((*work_labels(view.key), word), number) for view in work_views(snapshot) for word, number in read(view)
+        ]
+
+    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=(*WORK_LABELS, label), values=values)
+
+
+def node_metric(name: str, kind: Kind, unit: str, text: str, read: Callable[[NodeSnapshot], Number]) -> MetricDef:
+    """Return a row with one series for the node, without labels."""
+
+    def values(snapshot: NodeSnapshot) -> Series:
+        return [((), read(snapshot))]
+
+    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=(), values=values)
+
+
+def in_order(words: Sequence[str], numbers: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    """Yield what `numbers` holds in the order of a vocabulary; a word outside it is not exported."""
+    for word in words:
+        if word in numbers:
+            yield word, numbers[word]
+
+
+def one_hot(words: Sequence[str], word: str | None) -> Iterable[tuple[str, int]]:
+    """Return 1 for `word` and 0 for the others; nothing where it is None."""
+    return () if word is None else [(other, int(other == word)) for other in words]

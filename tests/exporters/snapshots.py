@@ -1,0 +1,186 @@
+"""Snapshots for tests of whatever reads them: all values are made up, and said so by their simple numbers."""
+
+from __future__ import annotations
+
+from agent.clock import Instant
+from agent.records import (
+    DiskSample,
+    GpuInfo,
+    GpuKey,
+    GpuLimits,
+    GpuProcess,
+    GpuSample,
+    GpuSlowSample,
+    InfinibandSample,
+    NetworkSample,
+)
+from agent.samplers import SamplerStatus
+from agent.vocabulary import ANOMALIES, CLASSES, CLOCK_EVENT_REASONS, WORKLOADS
+from classifier.results import Assessment, Decision
+from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
+
+#: The moment of every snapshot here: 2026-01-01 00:00:00 UTC, 1000 s after boot.
+NOW = Instant(monotonic_s=1000.0, wall_s=1_767_225_600.0)
+GIB = 1 << 30
+
+
+def key_of(index: int) -> GpuKey:
+    """Return the key of GPU `index` of the full snapshot."""
+    return GpuKey(index, f"GPU-00000000-0000-0000-0000-{index:012d}")
+
+
+def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = ANOMALIES) -> NodeSnapshot:
+    """Return a node on which everything is offered, fresh and judged: the most series that can be.
+
+    GPU 0 has a stalled collective (critical, the suspect), GPU 1 low utilisation (a warning); the rest is well.
+    """
+    keys = [key_of(index) for index in range(gpus)]
+    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
+    devices = [f"ib{index}" for index in range(8)]
+    return NodeSnapshot(
+        built=NOW,
+        replay=False,
+        gpus=tuple(full_view(key) for key in keys),
+        networks=tuple(
+            NetworkSample(**at, device=f"eth{n}", receive_bytes_total=1000 + n, transmit_bytes_total=2000 + n)
+            for n in range(10)
+        ),
+        infiniband=tuple(
+            InfinibandSample(**at, device=name, port=1, receive_bytes_total=4096, transmit_bytes_total=8192)
+            for name in devices
+        ),
+        disks=tuple(
+            DiskSample(**at, device=f"nvme{n}n1", read_bytes_total=512 * n, written_bytes_total=1024 * n)
+            for n in range(10)
+        ),
+        assessments=(
+            *(assess(key, anomaly) for key in keys for anomaly in anomalies),
+            Assessment(anomaly="storage_stall", scope="node", severity=0, device="nvme0n1"),
+            Assessment(anomaly="gpu_lost", scope="node", severity=0, device=""),
+            Assessment(
+                anomaly="missed_checkpoint",
+                scope="job",
+                severity=2,
+                job_key="slurm:42",
+                since_monotonic_s=400.0,
+                since_wall_s=NOW.wall_s - 600.0,
+                action="contact_user",
+                summary="No checkpoint for 2400 s; the job wrote one every 1200 s.",
+            ),
+        ),
+        finding_totals={
+            ("stalled_collective", "gpu", keys[0]): 1,
+            ("low_utilization", "gpu", keys[min(1, gpus - 1)]): 3,
+            ("storage_stall", "node", "nvme0n1"): 2,
+            ("storage_stall", "node", "nvme1n1"): 1,
+            ("missed_checkpoint", "job", "slurm:42"): 1,
+        },
+        samplers=tuple(
+            SamplerStatus(
+                name=name, success=True, duration_s=0.002, last_success_wall_s=NOW.wall_s, errors={"timeout": 1}
+            )
+            for name in ("nvml", "nvml_slow", "net_dev", "infiniband", "diskstats")
+        ),
+        gpus_expected=gpus,
+        gpus_visible=gpus,
+        model=ModelInfo(version="2026.1", sha256="ab" * 32),
+        version="0.1.0",
+        ready=True,
+    )
+
+
+def assess(key: GpuKey, anomaly: str) -> Assessment:
+    """Return the assessment of one anomaly that `full_snapshot` describes."""
+    if (key.gpu, anomaly) == (0, "stalled_collective"):
+        return Assessment(
+            anomaly=anomaly,
+            scope="gpu",
+            severity=3,
+            key=key,
+            since_monotonic_s=940.0,
+            since_wall_s=NOW.wall_s - 60.0,
+            evidence={"power_watts": 240.0, "busy_power_watts": 610.0},
+            action="restart_app",
+            summary="Busy at 100 % but at 240 W against 610 W, no link and no disk traffic for 60 s.",
+            suspect=True,
+        )
+    if (key.gpu, anomaly) == (1, "low_utilization"):
+        return Assessment(
+            anomaly=anomaly,
+            scope="gpu",
+            severity=2,
+            key=key,
+            since_monotonic_s=100.0,
+            since_wall_s=NOW.wall_s - 900.0,
+            action="contact_user",
+            summary="Utilisation 4 % on average for 900 s while 20 GiB are held.",
+        )
+    return Assessment(anomaly=anomaly, scope="gpu", severity=0, key=key)
+
+
+def full_view(key: GpuKey) -> GpuView:
+    """Return one GPU of the full snapshot: training on even indexes, inference on odd ones."""
+    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
+    workload = "training" if key.gpu % 2 == 0 else "inference"
+    probabilities = {word: 0.85 if word == workload else 0.05 for word in CLASSES}
+    return GpuView(
+        key=key,
+        state="ok",
+        info=GpuInfo(
+            **at,
+            key=key,
+            model_name="NVIDIA H200",
+            pci_bus_id=f"00000000:{key.gpu:02X}:00.0",
+            device=f"nvidia{key.gpu}",
+            driver_version="570.86.15",
+        ),
+        sample=GpuSample(
+            **at,
+            key=key,
+            utilization_ratio=0.97,
+            memory_utilization_ratio=0.5,
+            memory_used_bytes=60 * GIB,
+            memory_total_bytes=140 * GIB,
+            power_watts=600.5 + key.gpu,
+            sm_clock_hertz=1.98e9,
+            memory_clock_hertz=3.201e9,
+            clock_event_reasons=("sw_power_cap",),
+            nvlink_receive_bytes_total=7_000_000_000_000_000 + key.gpu,
+            nvlink_transmit_bytes_total=7_100_000_000_000_000 + key.gpu,
+            sm_active_ratio=0.8,
+            sm_occupancy_ratio=0.3,
+            tensor_active_ratio=0.4,
+            dram_active_ratio=0.45,
+        ),
+        slow=GpuSlowSample(
+            **at,
+            key=key,
+            energy_joules_total=123456.789,
+            temperature_celsius=61.0,
+            memory_temperature_celsius=70.0,
+            pcie_receive_bytes_total=10**12,
+            pcie_transmit_bytes_total=2 * 10**12,
+            processes=(GpuProcess(4242, 20 * GIB),),
+            clock_event_seconds_total=dict.fromkeys(CLOCK_EVENT_REASONS, 1.5),
+        ),
+        limits=GpuLimits(
+            **at, key=key, power_limit_watts=700.0, sm_clock_max_hertz=1.98e9, memory_clock_max_hertz=3.2e9
+        ),
+        decision=Decision(
+            key=key,
+            monotonic_s=NOW.monotonic_s,
+            wall_s=NOW.wall_s,
+            workload=workload,
+            probabilities=probabilities,
+            telemetry_probabilities=probabilities,
+            window_s=60.0,
+            reason=None,
+            since_monotonic_s=NOW.monotonic_s - 300.0,
+            since_wall_s=NOW.wall_s - 300.0,
+            out_of_domain_ratio=0.4 if key.gpu else 1.2,
+        ),
+        sample_wall_s=NOW.wall_s,
+        workload_seconds=dict.fromkeys(WORKLOADS, 10.0),
+        workload_energy_joules=dict.fromkeys(WORKLOADS, 5000.0),
+        power_baseline_watts={"context_idle": 118.0, "busy": 610.0},
+    )

@@ -1,0 +1,213 @@
+"""The metric table against a full snapshot, and what absent, stale and MIG do to the series."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+from agent.records import GpuKey, GpuSample
+from agent.vocabulary import WORKLOADS
+from classifier.results import Assessment
+from exporters.metric_def import MetricDef
+from exporters.metrics import METRICS
+from exporters.metrics_doc import render_doc
+from exporters.prometheus import series_of
+from exporters.snapshot import GpuView, NodeSnapshot
+from tests.exporters.snapshots import NOW, full_snapshot, full_view, key_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ROWS = {row.name: row for row in METRICS}
+
+
+def values(name: str, snapshot: NodeSnapshot) -> dict[tuple[str, ...], float]:
+    """Return the series of one family by the values of their labels, in the order of the table."""
+    return {tuple(value for _, value in labels): number for labels, number in series_of(ROWS[name], snapshot).items()}
+
+
+def node(*views: GpuView, **changes) -> NodeSnapshot:
+    return NodeSnapshot(built=NOW, replay=False, gpus=views, **changes)
+
+
+def test_docs_are_written_from_the_table():
+    assert (REPOSITORY / "docs" / "metrics.md").read_text(encoding="utf-8") == render_doc(), (
+        "run: python -m exporters.metrics_doc > docs/metrics.md"
+    )
+
+
+def test_names_follow_the_rules():
+    names = [row.full_name for row in METRICS]
+    assert len(set(names)) == len(names)
+    for row in METRICS:
+        assert row.name.endswith("_total") == (row.kind == "counter"), row.name
+        assert not row.unit or row.name.removesuffix("_total").endswith("_" + row.unit), row.name
+        assert row.help.endswith("."), row.name
+        assert ("gpu" in row.labels) == ("uuid" in row.labels) == row.name.startswith("gpu_"), row.name
+
+
+def test_every_row_has_a_series_on_a_full_node():
+    snapshot = full_snapshot()
+    assert [row.name for row in METRICS if not series_of(row, snapshot)] == []
+
+
+def test_series_stay_within_the_budget():
+    # DESIGN: at most 120 series per GPU and 150 per node beside them; all 15 anomalies are judged here.
+    snapshot = full_snapshot()
+    per_gpu: dict[str, int] = {}
+    per_node = 0
+    for row in METRICS:
+        for labels in series_of(row, snapshot):
+            gpu = dict(labels).get("gpu")
+            if gpu is None:
+                per_node += 1
+            else:
+                per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
+    assert len(per_gpu) == 8
+    assert max(per_gpu.values()) <= 120
+    assert per_node + 7 <= 150  # 7 process_* families
+
+
+def test_a_node_with_nothing_has_only_what_is_always_known():
+    emitted = {row.name for row in METRICS if series_of(row, node())}
+    assert emitted == {"build_info", "config_last_reload_successful", "replay"}
+
+
+def test_a_stale_gpu_keeps_its_owner_and_the_time_of_its_last_sample():
+    snapshot = node(GpuView(key=key_of(0), state=None, sample_wall_s=5.0))
+    emitted = {row.name for row in METRICS if series_of(row, snapshot)}
+    assert emitted == {
+        "gpu_owner_info",
+        "gpu_owner_share_ratio",
+        "gpu_sample_timestamp_seconds",
+        "build_info",
+        "config_last_reload_successful",
+        "replay",
+    }
+
+
+def test_state_and_workload_are_one_of_their_words():
+    snapshot = node(full_view(key_of(0)))
+    gpu, uuid = "0", key_of(0).uuid
+    assert values("gpu_state", snapshot) == {
+        (gpu, uuid, "ok"): 1,
+        (gpu, uuid, "lost"): 0,
+        (gpu, uuid, "hung"): 0,
+        (gpu, uuid, "reset_required"): 0,
+    }
+    assert values("gpu_workload", snapshot) == {(gpu, uuid, word): int(word == "training") for word in WORKLOADS}
+    assert values("gpu_workload_probability", snapshot) == {
+        (gpu, uuid, "training", "combined"): 0.85,
+        (gpu, uuid, "inference", "combined"): 0.05,
+        (gpu, uuid, "idle", "combined"): 0.05,
+        (gpu, uuid, "other", "combined"): 0.05,
+    }
+
+
+def test_a_refused_decision_has_no_probability_but_a_workload():
+    view = full_view(key_of(0))
+    decision = dataclasses.replace(view.decision, workload="unknown", probabilities=None, reason="out_of_domain")
+    snapshot = node(dataclasses.replace(view, decision=decision))
+    assert values("gpu_workload_probability", snapshot) == {}
+    assert values("gpu_workload", snapshot)["0", key_of(0).uuid, "unknown"] == 1
+
+
+def test_a_gpu_without_uuid_has_an_empty_one():
+    snapshot = node(GpuView(key=GpuKey(3), state="ok"))
+    assert values("gpu_state", snapshot)["3", "", "ok"] == 1
+    assert values("gpu_owner_info", snapshot) == {("3", "", "0", "", "", "", "", "", ""): 1}
+    assert values("gpu_owner_share_ratio", snapshot) == {("3", "", "", "", "", "", "", ""): 1}
+
+
+def test_rates_of_a_foreign_log_give_no_counter():
+    sample = GpuSample(
+        monotonic_s=0.0,
+        wall_s=0.0,
+        key=key_of(0),
+        pcie_receive_bytes_per_second=1e9,
+        pcie_transmit_bytes_per_second=1e9,
+        nvlink_receive_bytes_per_second=1e9,
+        nvlink_transmit_bytes_per_second=1e9,
+    )
+    snapshot = node(GpuView(key=key_of(0), state="ok", sample=sample))
+    assert [row.name for row in METRICS if row.name.endswith("bytes_total") and series_of(row, snapshot)] == []
+
+
+def test_zero_is_exported_and_not_a_number_is_not():
+    view = full_view(key_of(0))
+    zero = dataclasses.replace(view, sample=dataclasses.replace(view.sample, power_watts=0.0))
+    odd = dataclasses.replace(view, sample=dataclasses.replace(view.sample, power_watts=math.nan))
+    assert list(values("gpu_power_watts", node(zero)).values()) == [0]
+    assert values("gpu_power_watts", node(odd)) == {}
+
+
+def test_a_divided_card_has_power_on_the_card_and_activity_on_its_instances():
+    card, first, second = key_of(0), key_of(0)._replace(gpu_i_id=1), key_of(0)._replace(gpu_i_id=2)
+    # Out of order and with all values at both levels: the table chooses the level and the order.
+    snapshot = node(full_view(second), full_view(card), full_view(first), full_view(key_of(1)))
+    uuid, other = card.uuid, key_of(1).uuid
+    assert list(values("gpu_power_watts", snapshot)) == [("0", uuid), ("1", other)]
+    assert list(values("gpu_utilization_ratio", snapshot)) == [("0", uuid, "1"), ("0", uuid, "2"), ("1", other)]
+    nobody = ("",) * 6
+    assert list(values("gpu_owner_info", snapshot)) == [
+        ("0", uuid, "0", *nobody),
+        ("0", uuid, "1", "0", *nobody),
+        ("0", uuid, "2", "0", *nobody),
+        ("1", other, "0", *nobody),
+    ]
+    assert list(values("gpu_owner_share_ratio", snapshot)) == [
+        ("0", uuid, "1", *nobody),
+        ("0", uuid, "2", *nobody),
+        ("1", other, *nobody),
+    ]
+
+
+def test_series_are_ordered_by_number_not_by_text():
+    snapshot = node(*(GpuView(key=GpuKey(gpu), state="ok", sample_wall_s=1.0) for gpu in (10, 2, 0)))
+    assert list(values("gpu_sample_timestamp_seconds", snapshot)) == [("0", ""), ("2", ""), ("10", "")]
+
+
+def test_anomalies_that_cannot_be_seen_are_absent_and_others_start_at_zero():
+    calm = Assessment(anomaly="low_utilization", scope="gpu", severity=0, key=key_of(0))
+    bad = Assessment(anomaly="stalled_collective", scope="gpu", severity=3, key=key_of(0), suspect=True)
+    device = Assessment(anomaly="storage_stall", scope="node", severity=1, device="sda")
+    snapshot = node(
+        GpuView(key=key_of(0), state="ok"),
+        assessments=(calm, device, bad),
+        finding_totals={
+            ("stalled_collective", "gpu", key_of(0)): 2,
+            ("throttled", "gpu", key_of(0)): 1,  # over, and no longer to be seen
+            ("storage_stall", "node", "sda"): 3,
+            ("storage_stall", "node", "sdb"): 4,
+        },
+    )
+    gpu, uuid = "0", key_of(0).uuid
+    assert values("gpu_anomaly_severity", snapshot) == {
+        (gpu, uuid, "stalled_collective"): 3,
+        (gpu, uuid, "low_utilization"): 0,
+    }
+    assert list(values("gpu_anomalies_total", snapshot).items()) == [
+        ((gpu, uuid, "stalled_collective"), 2),
+        ((gpu, uuid, "low_utilization"), 0),
+        ((gpu, uuid, "throttled"), 1),
+    ]
+    assert values("gpu_suspect", snapshot) == {(gpu, uuid, "stalled_collective"): 1}
+    assert values("node_anomaly_severity", snapshot) == {("storage_stall", "sda"): 1}
+    assert values("node_anomalies_total", snapshot) == {("storage_stall",): 7}  # 3 + 4, over devices
+    assert values("job_anomaly_severity", snapshot) == {}
+
+
+def test_out_of_domain_is_the_share_of_gpus_that_were_refused():
+    # GPU 0 is at 1.2 of the threshold, GPUs 1 to 3 at 0.4: one of four.
+    assert values("model_out_of_domain_ratio", full_snapshot(gpus=4)) == {(): 0.25}
+
+
+def test_a_label_set_comes_once_and_a_kernel_name_that_is_no_utf8_stays_printable():
+    row = MetricDef(
+        name="x",
+        kind="gauge",
+        unit="",
+        help="",
+        labels=("device",),
+        values=lambda _: [(("a",), 1), (("a",), 2), (("\udcff",), 3)],
+    )
+    assert series_of(row, node()) == {(("device", "a"),): 1, (("device", "\\udcff"),): 3}
