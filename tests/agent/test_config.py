@@ -1,0 +1,81 @@
+"""The configuration file: strict, with errors that name file, line, key and what is allowed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from agent.config_loader import dump_toml, load_toml
+from agent.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inner:
+    seconds: float = 30.0
+    names: tuple[str, ...] = ("a",)
+
+    def __post_init__(self):
+        if self.seconds <= 0:
+            raise ValueError(f"seconds is {self.seconds}; it must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schema:
+    level: Literal["info", "debug"] = "info"
+    count: int = 3
+    enabled: bool = True
+    folder: Path = Path("/proc")
+    state: Path | None = None
+    inner: Inner = field(default_factory=Inner)
+
+
+def load(tmp_path, text):
+    file = tmp_path / "warpwatch.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_toml(Schema, file)
+
+
+def test_what_is_left_out_keeps_its_default(tmp_path):
+    assert load(tmp_path, "") == Schema()
+    assert load(tmp_path, "count = 4\n[inner]\nseconds = 5\n") == Schema(count=4, inner=Inner(seconds=5.0))
+
+
+def test_a_dump_reads_back_to_the_same(tmp_path):
+    config = Schema(folder=Path('/a "b"\\c\n'), state=Path("/x"), inner=Inner(names=("p", "q"), seconds=0.25))
+    assert load(tmp_path, dump_toml(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("\ncuont = 4\n", "line 2: unknown key 'cuont'; did you mean 'count'?"),
+        ("[inner]\nfoo = 1\n", "line 2: unknown key 'inner.foo'; allowed here: seconds, names"),
+        ("[other]\n", "line 1: unknown key 'other'; allowed here: level, count, enabled, folder, state, inner"),
+        ("count = 1.5\n", "line 1: count is 1.5; it must be a whole number"),
+        ("count = true\n", "line 1: count is True; it must be a whole number"),
+        ("enabled = 1\n", "line 1: enabled is 1; it must be a boolean"),
+        ('level = "loud"\n', "line 1: level is 'loud'; it must be one of 'info', 'debug'"),
+        ("inner = 3\n", "line 1: inner is 3; it must be a table"),
+        ('[inner]\nnames = ["a", 2]\n', "line 2: inner.names is ['a', 2]; it must be a list of strings"),
+        ("[inner]\nseconds = -1\n", "[inner] seconds is -1.0; it must be above 0"),
+        ("count = \n", "not valid TOML"),
+    ],
+)
+def test_an_error_says_where_what_and_what_is_allowed(tmp_path, text, message):
+    with pytest.raises(UsageError) as caught:
+        load(tmp_path, text)
+    assert message in str(caught.value)
+    assert str(tmp_path / "warpwatch.toml") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unreadable_file_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read configuration .*absent\.toml: No such file"):
+        load_toml(Schema, tmp_path / "absent.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UsageError, match="is not UTF-8 text"):
+        load_toml(Schema, binary)
