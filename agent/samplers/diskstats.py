@@ -1,0 +1,144 @@
+"""Byte counters of block devices from /proc/diskstats, every second; one read of a file kept open.
+
+Which devices count, so that no byte counts twice: whole devices (those with a directory in /sys/block) that have a
+size, but none that lies over other devices in the list or over memory: loop, ram, zram, dm, md, bcache, drbd and zvol
+devices, whatever else names devices in /sys/block/<name>/slaves, optical and floppy drives, and the hidden paths of
+an NVMe multipath device (nvme0c0n1), whose bytes the device itself (nvme0n1) counts from Linux 6.4 on.
+
+Where /sys/block cannot be seen, names decide alone: `sda1` beside `sda`, `nvme0n1p1` beside `nvme0n1` are partitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.clock import Instant
+from agent.records import DiskSample
+from agent.samplers.kernel_file import KernelFile, counter, printable
+
+#: The unit of the sector counts, whatever sector size the device has (Documentation/admin-guide/iostats.rst).
+SECTOR_BYTES: Final = 512
+#: Devices over other devices, over files or over memory, and removable ones.
+_LEFT_OUT: Final = re.compile(r"(?:loop|ram|zram|dm-|md|bcache|drbd|zd|sr|fd)[\d_].*|nvme\d+c\d+n\d+")
+#: Seconds after which the choice is made again although no name changed: an nbd device may have been connected.
+_CHOICE_AGE_S: Final = 60.0
+
+
+class DiskCounters(NamedTuple):
+    """One line of /proc/diskstats: 512-byte sectors since the device was made."""
+
+    name: str
+    sectors_read: int
+    sectors_written: int
+
+
+def parse_diskstats(text: str) -> tuple[tuple[DiskCounters, ...], int]:
+    """Parse /proc/diskstats and return all its devices, partitions too, and the count of lines that make no sense.
+
+    A line is `major minor name` and 11 counters, 15 since Linux 4.18 (discards), 17 since 5.5 (flushes); more may come.
+    The third counter is sectors read, the seventh sectors written. A line cut short gives nothing, since its last
+    number may be cut.
+    """
+    found = []
+    malformed = 0
+    for line in text.split("\n"):
+        fields = line.split()
+        if not fields:
+            continue
+        read = counter(fields[5]) if len(fields) >= 14 else None
+        written = counter(fields[9]) if len(fields) >= 14 else None
+        if read is None or written is None or fields[2] in {".", ".."}:
+            malformed += 1
+            continue
+        found.append(DiskCounters(fields[2], read, written))
+    return tuple(found), malformed
+
+
+def choose_disks(names: Iterable[str], sys_root: Path) -> frozenset[str]:
+    """Return those of `names` whose bytes count, by the rule in this module's docstring."""
+    block = sys_root / "block"
+    names = tuple(names)
+    candidates = [name for name in names if not _LEFT_OUT.fullmatch(name)]
+    if not block.is_dir():
+        everything = frozenset(names)
+        return frozenset(name for name in candidates if not _is_partition(name, everything))
+    # The kernel writes a slash in a name as an exclamation mark in sysfs: cciss/c0d0 is cciss!c0d0 there.
+    return frozenset(name for name in candidates if _is_whole(block / name.replace("/", "!")))
+
+
+def _is_whole(directory: Path) -> bool:
+    try:
+        if not directory.is_dir() or _read(directory / "size") == "0" or _read(directory / "hidden") == "1":
+            return False
+        return not any((directory / "slaves").iterdir())
+    except FileNotFoundError:  # no slaves directory, or the device went in between
+        return directory.is_dir()
+
+
+def _is_partition(name: str, names: frozenset[str]) -> bool:
+    stem = name.rstrip("0123456789")
+    if stem == name:
+        return False
+    # A disk whose name ends in a digit sets its partitions off by a p: nvme0n1p1, but sda1.
+    return stem in names or (stem.endswith("p") and stem[:-1] in names and stem[-2:-1].isdigit())
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return None
+
+
+class DiskstatsSampler:
+    """Samples the whole block devices of this host."""
+
+    name = "diskstats"
+    period_s = 1.0
+
+    def __init__(self, proc_root: Path = Path("/proc"), sys_root: Path = Path("/sys")) -> None:
+        self._file = KernelFile(proc_root / "diskstats")
+        self._sys_root = sys_root
+        self._errors: Counter[str] = Counter()
+        self._names: tuple[str, ...] = ()
+        self._chosen: frozenset[str] = frozenset()
+        self._chosen_s: float | None = None
+
+    @property
+    def errors(self) -> Mapping[str, int]:
+        """Count of failed readings: `malformed` lines."""
+        return self._errors
+
+    def probe(self) -> bool:
+        """Return whether /proc/diskstats can be read."""
+        return self._file.exists()
+
+    def sample(self, now: Instant) -> tuple[DiskSample, ...]:
+        """Return one record for each disk that counts; raises SourceUnavailableError where the file cannot be read."""
+        disks, malformed = parse_diskstats(self._file.read())
+        if malformed:
+            self._errors["malformed"] += malformed
+        names = tuple(disk.name for disk in disks)
+        if names != self._names or self._chosen_s is None or now.monotonic_s - self._chosen_s >= _CHOICE_AGE_S:
+            self._names = names
+            self._chosen = choose_disks(names, self._sys_root)
+            self._chosen_s = now.monotonic_s
+        return tuple(
+            DiskSample(
+                monotonic_s=now.monotonic_s,
+                wall_s=now.wall_s,
+                device=printable(disk.name),
+                read_bytes_total=disk.sectors_read * SECTOR_BYTES,
+                written_bytes_total=disk.sectors_written * SECTOR_BYTES,
+            )
+            for disk in disks
+            if disk.name in self._chosen
+        )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
