@@ -1,0 +1,172 @@
+"""Which kinds can be simulated, which jobs each puts on the node, and how scenarios for training are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from agent.errors import UsageError
+from classifier.simulator.boards import BOARDS, Board
+from classifier.simulator.inference import batch_job, serving_job
+from classifier.simulator.other import hpc_job, idle_job, loaded_idle_job, mining_job
+from classifier.simulator.scenario import Draws, Scenario
+from classifier.simulator.signals import Job
+from classifier.simulator.training import Span, training_job
+
+Builder = Callable[[Draws, Board, tuple[int, ...], Span], Job]
+
+
+def _stalled(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
+    return training_job(draws, board, gpus, span, "stall")
+
+
+def _rank0_saves(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
+    return training_job(draws, board, gpus, span, "rank0_saves")
+
+
+_BUILDERS: Final[dict[str, Builder]] = {
+    "data_parallel_training": training_job,
+    "llm_serving": serving_job,
+    "offline_batch": batch_job,
+    "idle": idle_job,
+    "loaded_idle": loaded_idle_job,
+    "hpc": hpc_job,
+    "mining": mining_job,
+    "stalled_all_reduce": _stalled,
+    "rank0_checkpoint": _rank0_saves,
+}
+_MIXED: Final = "mixed_node"
+#: How often `random_scenario` takes each kind.
+_WEIGHTS: Final = {
+    "data_parallel_training": 0.29,
+    "llm_serving": 0.22,
+    "offline_batch": 0.15,
+    "idle": 0.06,
+    "loaded_idle": 0.08,
+    "hpc": 0.07,
+    "mining": 0.04,
+    "stalled_all_reduce": 0.03,
+    "rank0_checkpoint": 0.06,
+}
+_BOARD_WEIGHTS: Final = {
+    "H100": 0.3,
+    "A100": 0.22,
+    "H200": 0.12,
+    "V100": 0.1,
+    "L40S": 0.1,
+    "H100 PCIe": 0.06,
+    "A40": 0.05,
+    "L4": 0.05,
+}
+
+
+def available_kinds() -> tuple[str, ...]:
+    """Return the kinds that `Scenario.kind` may name."""
+    return (*_BUILDERS, _MIXED)
+
+
+def jobs_of(scenario: Scenario, board: Board, span: Span, rng: np.random.Generator) -> tuple[Job, ...]:
+    """Return the jobs on the node, each GPU in exactly one; raises UsageError for an unknown kind or parameter."""
+    if scenario.kind == _MIXED:
+        return _mixed_node(scenario, board, span, rng)
+    builder = _BUILDERS.get(scenario.kind)
+    if builder is None:
+        raise UsageError(f"unknown simulation kind {scenario.kind!r}; choose one of {', '.join(available_kinds())}")
+    gpus = tuple(range(scenario.gpu_count))
+    if scenario.kind != "llm_serving":
+        draws = Draws(rng, scenario.parameters)
+        job = builder(draws, board, gpus, span)
+        draws.check_all_asked(scenario.kind)
+        return (job,)
+    # Replicas of a server share nothing but the host: each tensor-parallel group is a job of its own.
+    fixed: dict[str, float | str] = dict(scenario.parameters)
+    width = int(fixed.pop("tensor_parallel", rng.choice([1, 1, 2, 4, 8])))
+    jobs: list[Job] = []
+    for first in range(0, scenario.gpu_count, width):
+        draws = Draws(rng, fixed)
+        jobs.append(builder(draws, board, gpus[first : first + width], span))
+        draws.check_all_asked(scenario.kind)
+    return tuple(jobs)
+
+
+def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Generator) -> tuple[Job, ...]:
+    """Return the jobs of the demonstration: training that stalls, two servers, a loaded and an empty GPU."""
+    if scenario.gpu_count != 8:
+        raise UsageError(f"simulation kind {_MIXED} takes 8 GPUs, not {scenario.gpu_count}")
+    training: dict[str, float | str] = {
+        "flavour": "ddp",
+        "step_s": 1.1,
+        "sm": 0.78,
+        "busy": 0.97,
+        "tensor": 0.42,
+        "dram": 0.4,
+        "nvlink_gb_s": 18.0,
+        "memory": 0.83,
+        "load_s": 18.0,
+        "warm_up_s": 14.0,
+        "blocks": "24",
+        "spin_watts": 60.0,
+        "evaluates": 0.0,
+        "multi_node": 0.0,
+        "save_style": "rank0",
+        "save_every_s": 170.0,
+        "save_spread": 0.01,
+        "save_s": 16.0,
+        "save_bytes_per_second": 9e8,
+        "save_to": "disk_written",
+        "dataset_from": "disk_read",
+        "dataset_bytes_per_second": 4e7,
+        "stall_at_s": 615.0,
+        "stall_s": 215.0,
+        "stall_variant": "all_wait",
+        "stall_sleeps": 0.0,
+        "accumulation": 2.0,
+        "power_gain": 1.0,
+    }
+    training |= dict(scenario.parameters)
+    serving: dict[str, float | str] = {
+        "memory": 0.9,
+        "memory_grows": 0.0,
+        "resident": 0.85,
+        "concurrency": 9.0,
+        "quiet_share": 0.05,
+    }
+    return (
+        training_job(Draws(rng, training), board, (0, 1, 2, 3), span, "stall"),
+        serving_job(Draws(rng, serving), board, (4,), span),
+        serving_job(Draws(rng, serving), board, (5,), span),
+        loaded_idle_job(Draws(rng, {"memory": 0.2, "health_checks": 0.0}), board, (6,), span),
+        idle_job(Draws(rng, {}), board, (7,), span),
+    )
+
+
+def random_scenario(
+    rng: np.random.Generator,
+    kind: str | None = None,
+    *,
+    duration_s: tuple[float, float] = (600.0, 3600.0),
+    intervals_s: tuple[float, ...] = (1.0,),
+) -> Scenario:
+    """Return a scenario of `kind` (or of a random one) for training a model; the rest comes from the run's seed.
+
+    `duration_s` is the range of lengths, `intervals_s` the sampling intervals to choose from.
+    """
+    if kind is None:
+        kind = str(rng.choice(list(_WEIGHTS), p=list(_WEIGHTS.values())))
+    collective = kind in {"stalled_all_reduce", "rank0_checkpoint"}
+    boards = [name for name in BOARDS if not (collective and name in {"L4", "A40"})]
+    weights = np.array([_BOARD_WEIGHTS[name] for name in boards])
+    board = str(rng.choice(boards, p=weights / weights.sum()))
+    counts = (2, 4, 8) if collective else (1, 1, 2, 4, 8)
+    begin = float(rng.uniform(300, 7200))
+    return Scenario(
+        kind=kind,
+        board=board,
+        gpu_count=8 if kind == _MIXED else int(rng.choice(counts)),
+        duration_s=float(np.round(rng.uniform(*duration_s))),
+        interval_s=float(rng.choice(intervals_s)),
+        begin_s=begin if rng.random() < 0.6 else 0.0,
+        infiniband=board in {"H100", "H200", "A100"} and bool(rng.random() < 0.5),
+    )
