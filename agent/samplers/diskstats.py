@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from agent.records import DiskSample
-from agent.samplers.kernel_file import KernelFile, counter, printable
+from agent.samplers.kernel_file import KernelFile, counter, is_name, printable
 
 #: The unit of the sector counts, whatever sector size the device has (Documentation/admin-guide/iostats.rst).
 SECTOR_BYTES: Final = 512
@@ -49,9 +49,12 @@ def parse_diskstats(text: str) -> tuple[tuple[DiskCounters, ...], int]:
         fields = line.split()
         if not fields:
             continue
-        read = counter(fields[5]) if len(fields) >= 14 else None
-        written = counter(fields[9]) if len(fields) >= 14 else None
-        if read is None or written is None or fields[2] in {".", ".."}:
+        read = written = None
+        # A fourth field that is no number belongs to a name with a blank, which shifts all that follows.
+        if len(fields) >= 14 and is_name(fields[2]) and counter(fields[3]) is not None:
+            read = counter(fields[5])
+            written = counter(fields[9])
+        if read is None or written is None:
             malformed += 1
             continue
         found.append(DiskCounters(fields[2], read, written))

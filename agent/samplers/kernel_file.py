@@ -61,6 +61,12 @@ def counter(field: str) -> int | None:
     return int(field)
 
 
+def is_name(name: str) -> bool:
+    """Return whether `name` can be the kernel's for a device: short, no NUL, and no step to another directory."""
+    # IFNAMSIZ is 16, DISK_NAME_LEN 32 and a partition number; what is longer would only fail in path look-ups.
+    return 0 < len(name) <= 64 and "\0" not in name and name not in {".", ".."}
+
+
 def printable(name: str) -> str:
     """Return a device name as valid Unicode: bytes that were not UTF-8 are written as escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

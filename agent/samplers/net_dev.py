@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from agent.records import NetworkSample
-from agent.samplers.kernel_file import KernelFile, counter, printable
+from agent.samplers.kernel_file import KernelFile, counter, is_name, printable
 
 #: Names of interfaces that repeat the traffic of another one, or carry none; used only where no hardware is in sight.
 _REPEATING: Final = re.compile(
@@ -59,9 +59,11 @@ def parse_net_dev(text: str) -> tuple[tuple[InterfaceCounters, ...], int]:
             continue
         name = name.strip()
         fields = numbers.split()
-        received = counter(fields[0]) if len(fields) >= 16 else None
-        sent = counter(fields[8]) if len(fields) >= 16 else None
-        if received is None or sent is None or not name or "/" in name or name in {".", ".."}:
+        received = sent = None
+        if len(fields) >= 16 and is_name(name) and "/" not in name:
+            received = counter(fields[0])
+            sent = counter(fields[8])
+        if received is None or sent is None:
             malformed += 1
             continue
         found.append(InterfaceCounters(name, received, sent))
