@@ -1,0 +1,48 @@
+"""Reading channels of a history side by side, for detectors."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from agent.history import Array, GpuHistory
+
+#: A GPU whose newest sample is older than this many of its own sampling intervals cannot be judged.
+STALE_INTERVALS: Final = 3.0
+_LEAST_STALE_S: Final = 15.0
+
+
+def aligned(gpu: GpuHistory, channel: str, times: Array, now_s: float, seconds: float) -> Array:
+    """Return the values of `channel` at exactly `times`, NaN where it has none then."""
+    series = gpu.series(channel, now_s, seconds)
+    values = np.full(times.size, np.nan)
+    if not series.size:
+        return values
+    places = np.searchsorted(series.times, times)
+    inside = places < series.size
+    found = np.zeros(times.size, dtype=bool)
+    found[inside] = series.times[places[inside]] == times[inside]
+    values[found] = series.values[places[found]]
+    return values
+
+
+def interval_seconds(gpu: GpuHistory, now_s: float) -> float:
+    """Return the usual distance of two samples of the last minutes; 1 s where there are fewer than three."""
+    times = gpu.series("samples", now_s, 300.0).times[-60:]
+    return float(np.median(np.diff(times))) if times.size >= 3 else 1.0
+
+
+def is_fresh(gpu: GpuHistory, now_s: float, interval_s: float) -> bool:
+    """Return whether the newest sample is young enough to be judged."""
+    return gpu.last_s is not None and now_s - gpu.last_s <= max(_LEAST_STALE_S, STALE_INTERVALS * interval_s)
+
+
+def process_ids(gpu: GpuHistory) -> frozenset[int] | None:
+    """Return the process ids on the GPU as last listed; None where they cannot be listed."""
+    return None if gpu.processes is None else frozenset(process.pid for process in gpu.processes)
+
+
+def is_same_work(before: frozenset[int] | None, after: frozenset[int] | None) -> bool:
+    """Return whether a process of `before` is still there; also True where either list is not known."""
+    return before is None or after is None or not before.isdisjoint(after)

@@ -1,0 +1,307 @@
+"""stalled_collective and collective_wait: GPUs that worked together wait in a collective operation, and nothing moves.
+
+What arms is the GPU's own past: at least three minutes of work in the last fifteen, with the same processes. Then the
+signature of `wait_signature` starts a wait. Waits that began together are one group; a GPU that worked until then and
+reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall or a pause is decided by
+
+- host I/O, where disk writes and network transmit are both measured: quiet makes it critical after `confirm_seconds`,
+  longer where earlier waits of this work ended by themselves without I/O, or where the odd one out still does
+  something; active I/O makes it a wait (a checkpoint);
+- the past alone, where host I/O is not seen: critical only past ten minutes and twice the longest wait that ended.
+
+A label `inference` keeps it at info: idle tensor-parallel servers spin in the same kernel for hours. A GPU that waits
+without being armed (after a restart of the agent, at the start of a job) is left out, and so is one without a usable
+channel. Cannot see: a stall in which all GPUs read 0 % (no_progress), one that begins within three minutes of the
+start, checkpoints whose bytes leave the host by a path that is not measured (RDMA storage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from agent.clock import Instant
+from agent.history import History
+from agent.records import GpuKey
+from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
+from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, power_bound
+from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
+from classifier.results import Assessment, Decision, Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StalledCollectiveConfig:
+    """When a wait is worth a word, a warning, a page."""
+
+    enabled: bool = True
+    #: A wait is reported as info from here on.
+    suspect_seconds: float = 15.0
+    #: Host I/O seen and quiet: critical after this long.
+    confirm_seconds: float = 35.0
+    #: The most that earlier waits or a busy odd one out can extend `confirm_seconds` to.
+    confirm_max_seconds: float = 120.0
+    #: Host I/O was active during the wait: critical once it has been quiet for this long.
+    quiet_after_io_seconds: float = 60.0
+    #: Host I/O not seen: collective_wait becomes a warning after this long.
+    blind_warning_seconds: float = 60.0
+    #: Host I/O not seen, or active all the time: critical past this ...
+    blind_critical_seconds: float = 600.0
+    #: ... and past this many times the longest wait of this work that ended by itself.
+    blind_critical_factor: float = 2.0
+    #: Host I/O active and no earlier wait known: collective_wait becomes a warning after this long.
+    io_warning_seconds: float = 300.0
+    #: Waits of a group begin within this time of each other.
+    start_spread_seconds: float = 10.0
+    #: A label `inference` with at least this probability keeps the finding at info.
+    inference_probability: float = 0.8
+    signature: SignatureConfig = field(default_factory=SignatureConfig)
+    arm: ArmConfig = field(default_factory=ArmConfig)
+    host_io: HostIoConfig = field(default_factory=HostIoConfig)
+
+
+@dataclass(slots=True)
+class _Group:
+    """GPUs whose waits began together."""
+
+    members: list[GpuKey]
+    since_s: float  # the last of them began here
+    odd: list[GpuKey] = field(default_factory=list)
+    working: list[GpuKey] = field(default_factory=list)  # others that are armed and still work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    """Severities of both anomalies for one group, and why."""
+
+    stalled: int
+    wait: int
+    reason: str
+    threshold_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """One group at one moment, with all that was weighed."""
+
+    group: _Group
+    io: HostIo
+    verdict: _Verdict
+
+
+class StalledCollectiveDetector:
+    """Finds groups of GPUs that wait in a collective, and says whether the wait is a stall."""
+
+    anomalies: tuple[str, ...] = ("stalled_collective", "collective_wait")
+
+    def __init__(self, config: StalledCollectiveConfig, baselines: PowerBaselines) -> None:
+        self._config = config
+        self._baselines = baselines
+        self._watches: dict[GpuKey, GpuWatch] = {}
+
+    def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
+        """Return two assessments, one for each anomaly, for every GPU that can be judged."""
+        self._advance(now, history)
+        cases: dict[GpuKey, _Case] = {}
+        for group in self._groups(now.monotonic_s):
+            keys = (*group.members, *group.odd)
+            io = observe_host_io(self._config.host_io, history, keys, group.since_s, now.monotonic_s)
+            case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions))
+            for key in keys:
+                cases[key] = case
+                watch = self._watches[key]
+                watch.reported = watch.reported or case.verdict.stalled > 0
+                if watch.io_first_s is None:
+                    watch.io_first_s = io.first_active_s
+        assessments: list[Assessment] = []
+        for key, watch in self._watches.items():
+            found = cases.get(key)
+            if not watch.judgeable:
+                continue
+            if found is not None:
+                assessments.extend(self._describe(now, key, found, history))
+            elif watch.wait_since_s is None or watch.wait_armed:
+                assessments.extend(Assessment(anomaly=a, scope="gpu", severity=0, key=key) for a in self.anomalies)
+        return tuple(assessments)
+
+    def _advance(self, now: Instant, history: History) -> None:
+        for key, gpu in history.gpus.items():
+            watch = self._watches.get(key)
+            if watch is None:
+                watch = self._watches[key] = GpuWatch(self._config.signature, self._config.arm)
+            if watch.wait_since_s is None:
+                watch.busy_watts = self._baselines.busy_watts(key)
+            bound = power_bound(self._config.signature, self._baselines.context_idle_watts(key), watch.busy_watts)
+            watch.advance(gpu, now.monotonic_s, bound)
+
+    def _groups(self, now_s: float) -> list[_Group]:
+        spread_s = self._config.start_spread_seconds
+        waiting = sorted(
+            (watch.wait_since_s, key)
+            for key, watch in self._watches.items()
+            if watch.judgeable and watch.wait_armed and watch.wait_since_s is not None
+        )
+        groups: list[_Group] = []
+        for since_s, key in waiting:
+            slack_s = spread_s + 2 * self._watches[key].interval_s
+            if groups and since_s - groups[-1].since_s <= slack_s:
+                groups[-1].members.append(key)
+                groups[-1].since_s = since_s
+            else:
+                groups.append(_Group([key], since_s))
+        for group in groups:
+            for key, watch in self._watches.items():
+                if key in group.members or not watch.judgeable:
+                    continue
+                if self._is_odd(watch, group.since_s):
+                    group.odd.append(key)
+                elif watch.code == WORK and watch.armed_at(now_s):
+                    group.working.append(key)
+            if len(group.odd) > len(group.members):
+                group.odd.clear()  # most GPUs being quiet is another story than one of them missing
+        return groups
+
+    def _is_odd(self, watch: GpuWatch, since_s: float) -> bool:
+        """Return whether this GPU went quiet when the others began to wait, after working as they did."""
+        if watch.code not in (QUIET, WAIT) or watch.last_work_s is None or watch.wait_armed:
+            return False
+        slack_s = 3 * self._config.start_spread_seconds + 2 * watch.interval_s
+        return abs(watch.last_work_s - since_s) <= slack_s and watch.process_ids != frozenset()
+
+    def _judge(self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision]) -> _Verdict:
+        config = self._config
+        waited_s = now_s - group.since_s
+        benign = self._benign_reason(group, io, decisions)
+        if waited_s < config.suspect_seconds or benign is not None:
+            is_seen = waited_s >= config.suspect_seconds
+            return _Verdict(stalled=0, wait=int(is_seen), reason=benign or "short", threshold_s=config.suspect_seconds)
+        past = _merge([self._watches[key].past for key in group.members])
+        if io.seen and io.last_active_s is None:
+            threshold_s = self._confirm_seconds(group, past)
+            reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
+        elif io.seen and now_s - (io.last_active_s or 0.0) >= config.quiet_after_io_seconds:
+            threshold_s = config.quiet_after_io_seconds
+            reason, is_stalled, is_warning = "quiet_after_io", True, False
+        else:
+            threshold_s = max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
+            warning_s = config.blind_warning_seconds
+            if io.seen:
+                warning_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
+            reason = "host_io_active" if io.seen else "host_io_not_seen"
+            is_stalled, is_warning = waited_s > threshold_s, waited_s >= warning_s
+        wait = 0 if is_stalled else 2 if is_warning else 1
+        return _Verdict(stalled=3 if is_stalled else 0, wait=wait, reason=reason, threshold_s=threshold_s)
+
+    def _benign_reason(self, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision]) -> str | None:
+        """Return why this wait stays information however long it lasts; None where it may be a stall."""
+        if self._is_serving(group, decisions):
+            return "inference"
+        is_alone = len(group.members) + len(group.odd) == 1 and len(self._watches) > 1
+        if is_alone and not io.fabric_fell_silent:
+            return "alone"
+        return "others_work" if self._works_with(group) else None
+
+    def _confirm_seconds(self, group: _Group, past: PastWaits) -> float:
+        """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it."""
+        config = self._config
+        learned_s = max(past.longest_unexplained_s, past.io_lag_s) + 10.0 if past.count else 0.0
+        confirm_s = max(config.confirm_seconds, learned_s, *(6 * self._watches[k].interval_s for k in group.members))
+        if any(self._watches[key].quiet_use_ratio > 0.005 for key in group.odd):
+            confirm_s = config.confirm_max_seconds
+        return min(confirm_s, max(config.confirm_max_seconds, config.confirm_seconds))
+
+    def _works_with(self, group: _Group) -> bool:
+        """Return whether a GPU that still works belongs to the group, since it began when they did."""
+        starts = [self._watches[key].first_work_s for key in group.members]
+        first_s = min((start for start in starts if start is not None), default=None)
+        for key in group.working:
+            began_s = self._watches[key].first_work_s
+            if first_s is not None and began_s is not None and abs(began_s - first_s) <= 60.0:
+                return True
+        return False
+
+    def _is_serving(self, group: _Group, decisions: Mapping[GpuKey, Decision]) -> bool:
+        for key in group.members:
+            decision = decisions.get(key)
+            if decision is None or decision.workload != "inference" or decision.probabilities is None:
+                return False
+            if decision.probabilities["inference"] < self._config.inference_probability:
+                return False
+        return True
+
+    def _describe(self, now: Instant, key: GpuKey, case: _Case, history: History) -> tuple[Assessment, Assessment]:
+        watch, group, verdict = self._watches[key], case.group, case.verdict
+        since_s = watch.wait_since_s if watch.wait_since_s is not None else group.since_s
+        waited_s = now.monotonic_s - since_s
+        is_odd = key in group.odd
+        base = Assessment(
+            anomaly="stalled_collective",
+            scope="gpu",
+            severity=verdict.stalled,
+            key=key,
+            since_monotonic_s=since_s,
+            since_wall_s=now.wall_s - waited_s,
+            evidence=self._evidence(now, key, case, history),
+        )
+        what = self._sentence(key, group, waited_s, base.evidence)
+        stalled = wait = base
+        if verdict.stalled:
+            summary = f"{what}; {_REASONS[verdict.reason]}, and a stall is called after {verdict.threshold_s:.0f} s."
+            stalled = replace(base, action="restart_app", summary=summary, suspect=is_odd)
+        wait = replace(base, anomaly="collective_wait", severity=verdict.wait)
+        if verdict.wait:
+            wait = replace(wait, action="look", summary=f"{what}; {_REASONS[verdict.reason]}.", suspect=is_odd)
+        return stalled, wait
+
+    def _sentence(self, key: GpuKey, group: _Group, waited_s: float, evidence: Evidence) -> str:
+        size = len(group.members) + len(group.odd)
+        power, busy = evidence["power_watts"], evidence["busy_watts"]
+        drawn = f" at {power:.0f} W ({busy:.0f} W at work)" if power is not None and busy is not None else ""
+        if key in group.odd:
+            return (
+                f"GPU {key.gpu} has done nothing for {waited_s:.0f} s{drawn}, while {len(group.members)} of its group "
+                f"wait for it in a collective operation"
+            )
+        odd = ", ".join(str(other.gpu) for other in group.odd)
+        suspect = f", GPU {odd} is the odd one out" if odd else ""
+        return (
+            f"GPU {key.gpu} has waited {waited_s:.0f} s in a collective operation{drawn}, in a group of {size}{suspect}"
+        )
+
+    def _evidence(self, now: Instant, key: GpuKey, case: _Case, history: History) -> Evidence:
+        watch, group = self._watches[key], case.group
+        power_watts = history.gpus[key].latest("power_watts", now.monotonic_s, max(15.0, 3 * watch.interval_s))
+        return {
+            "wait_seconds": now.monotonic_s - group.since_s,
+            "threshold_seconds": case.verdict.threshold_s,
+            "reason": case.verdict.reason,
+            "group_gpus": float(len(group.members) + len(group.odd)),
+            "suspect_gpus": float(len(group.odd)),
+            "power_watts": power_watts,
+            "busy_watts": watch.busy_watts,
+            "context_idle_watts": self._baselines.context_idle_watts(key),
+            "longest_ended_wait_seconds": watch.past.longest_s if watch.past.count else None,
+            "host_written_bytes_per_second": case.io.written_bytes_per_second,
+            "host_transmit_bytes_per_second": case.io.transmit_bytes_per_second,
+        }
+
+
+_REASONS = {
+    "short": "too short to tell",
+    "inference": "labelled inference, where idle servers spin",
+    "alone": "no other GPU of this host waits with it",
+    "others_work": "another GPU of the group still works",
+    "host_io_not_seen": "host I/O is not measured, so a checkpoint cannot be told from a stall",
+    "host_io_active": "the host writes or sends, as in a checkpoint",
+    "quiet": "the host neither writes nor sends",
+    "quiet_after_io": "the host wrote or sent, and has stopped",
+}
+
+
+def _merge(pasts: Sequence[PastWaits]) -> PastWaits:
+    return PastWaits(
+        count=max(past.count for past in pasts),
+        longest_s=max(past.longest_s for past in pasts),
+        longest_unexplained_s=max(past.longest_unexplained_s for past in pasts),
+        io_lag_s=max(past.io_lag_s for past in pasts),
+    )

@@ -1,0 +1,181 @@
+"""The state of one GPU between calls: was it working, since when does it wait, how long did earlier waits last."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from agent.history import GpuHistory
+from classifier.detectors.channels import interval_seconds, is_fresh, is_same_work, process_ids
+from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, classify
+
+_WORK_BIN_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmConfig:
+    """When a GPU has worked enough for its waiting to mean something."""
+
+    #: Time with work, in bins of 10 s ...
+    arm_seconds: float = 180.0
+    #: ... within this long before the wait.
+    arm_window_seconds: float = 900.0
+    #: A wait must follow work, or another wait, within this time.
+    keep_armed_seconds: float = 120.0
+    #: Samples that match nothing end a wait after this long; a sample of work ends it at once.
+    clear_seconds: float = 3.0
+    #: Without a sample for this long, a wait that was not reported yet starts anew.
+    gap_seconds: float = 15.0
+    #: Waits shorter than this are not remembered.
+    remember_seconds: float = 10.0
+
+
+@dataclass(slots=True)
+class PastWaits:
+    """Waits of this work that ended by themselves."""
+
+    count: int = 0
+    longest_s: float = 0.0
+    #: Longest one without any host I/O seen.
+    longest_unexplained_s: float = 0.0
+    #: Longest time from the start of a wait to the first host I/O.
+    io_lag_s: float = 0.0
+
+
+@dataclass(slots=True)
+class GpuWatch:
+    """What one GPU did so far; `advance` takes the new samples."""
+
+    signature: SignatureConfig
+    arm: ArmConfig
+    interval_s: float = 1.0
+    fresh: bool = False
+    judgeable: bool = False
+    seen_s: float | None = None  # time of the newest sample taken
+    code: int = 0
+    work_bins: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+    first_work_s: float | None = None
+    last_work_s: float | None = None
+    armed_until_s: float | None = None
+    process_ids: frozenset[int] | None = None
+    wait_since_s: float | None = None
+    wait_armed: bool = False
+    reported: bool = False  # a finding of this wait is out: a gap does not restart it
+    io_first_s: float | None = None  # first host I/O during this wait
+    quiet_since_s: float | None = None
+    busy_watts: float | None = None  # frozen while waiting
+    past: PastWaits = field(default_factory=PastWaits)
+    _last_match_s: float = 0.0
+    _misses: int = 0
+    _quiet_samples: int = 0
+    _quiet_sum: float = 0.0
+    _ended: tuple[float, float, float | None] | None = None  # start, end, first host I/O of the wait that just ended
+
+    def advance(self, gpu: GpuHistory, now_s: float, bound_watts: float | None) -> None:
+        """Take the samples since the last call; `bound_watts` is the highest power of a waiting sample."""
+        self.interval_s = interval_seconds(gpu, now_s)
+        self.fresh = is_fresh(gpu, now_s, self.interval_s) and gpu.state in ("ok", "reset_required")
+        present = process_ids(gpu)
+        if not is_same_work(self.process_ids, present) or (self.process_ids and present is not None and not present):
+            self._forget()
+        self.process_ids = present or self.process_ids
+        lookback_s = 60.0 if self.seen_s is None else now_s - self.seen_s
+        times, codes, utilization = classify(self.signature, gpu, now_s, lookback_s, bound_watts)
+        for time_s, code, ratio in zip(times.tolist(), codes.tolist(), utilization.tolist(), strict=True):
+            self._step(time_s, code)
+            if code == QUIET:
+                self._quiet_samples += 1
+                self._quiet_sum += ratio
+            else:
+                self._quiet_samples, self._quiet_sum = 0, 0.0
+        age_s = float("inf") if self.seen_s is None else now_s - self.seen_s
+        self.judgeable = self.fresh and age_s <= max(15.0, 3 * self.interval_s)
+
+    @property
+    def quiet_use_ratio(self) -> float:
+        """Mean utilisation of the present run of quiet samples; 0 where there is none."""
+        return self._quiet_sum / self._quiet_samples if self._quiet_samples else 0.0
+
+    def armed_at(self, time_s: float) -> bool:
+        """Return whether there was enough work, or an armed wait, shortly before `time_s`."""
+        return self.armed_until_s is not None and time_s <= self.armed_until_s
+
+    def _forget(self) -> None:
+        """Start anew: other processes are other work."""
+        self.work_bins.clear()
+        self.first_work_s = self.last_work_s = self.armed_until_s = None
+        self.wait_since_s = self.quiet_since_s = self._ended = None
+        self.wait_armed = self.reported = False
+        self.past = PastWaits()
+
+    def _step(self, time_s: float, code: int) -> None:
+        gap_s = 0.0 if self.seen_s is None else time_s - self.seen_s
+        if gap_s > max(self.arm.gap_seconds, 4 * self.interval_s):
+            self._bridge(gap_s)
+        self.seen_s = time_s
+        self.code = code
+        if code != QUIET:
+            self.quiet_since_s = None
+        elif self.quiet_since_s is None:
+            self.quiet_since_s = time_s
+        if code == WORK:
+            self._work(time_s)
+        elif code == WAIT:
+            self._wait(time_s)
+        elif self.wait_since_s is not None:
+            self._misses += 1
+            if self._misses >= 2 and time_s - self._last_match_s >= self.arm.clear_seconds:
+                self._end_wait(self._last_match_s)
+
+    def _bridge(self, gap_s: float) -> None:
+        """Cross a gap: what was not reported starts anew; what is known to be the same work stays armed."""
+        self.quiet_since_s = None
+        if self.wait_since_s is not None and not self.reported:
+            self.wait_since_s = None
+        if self.armed_until_s is not None and self.process_ids and gap_s <= self.arm.arm_window_seconds:
+            self.armed_until_s += gap_s
+
+    def _work(self, time_s: float) -> None:
+        if self.wait_since_s is not None:
+            self._end_wait(time_s)
+        if self._ended is not None:
+            self._remember(time_s)
+        start_s = time_s - time_s % _WORK_BIN_S
+        if not self.work_bins or start_s > self.work_bins[-1]:
+            self.work_bins.append(start_s)
+            while self.work_bins[0] < time_s - self.arm.arm_window_seconds:
+                self.work_bins.popleft()
+        self.first_work_s = time_s if self.first_work_s is None else self.first_work_s
+        self.last_work_s = time_s
+        # Slow logs bring fewer samples than bins; each stands for its own interval.
+        if len(self.work_bins) * max(_WORK_BIN_S, self.interval_s) >= self.arm.arm_seconds:
+            self.armed_until_s = time_s + max(self.arm.keep_armed_seconds, 3 * self.interval_s)
+
+    def _wait(self, time_s: float) -> None:
+        if self.wait_since_s is None:
+            self.wait_since_s, self.wait_armed = time_s, self.armed_at(time_s)
+            self.reported, self.io_first_s = False, None
+        self._last_match_s, self._misses = time_s, 0
+        if self.wait_armed:
+            self.armed_until_s = time_s + max(self.arm.keep_armed_seconds, 3 * self.interval_s)
+
+    def _end_wait(self, end_s: float) -> None:
+        if self.wait_since_s is not None and self.wait_armed:
+            self._ended = (self.wait_since_s, end_s, self.io_first_s)
+        self.wait_since_s, self.wait_armed, self.reported, self._misses = None, False, False, 0
+
+    def _remember(self, time_s: float) -> None:
+        """Note a wait that was followed by work: it ended by itself."""
+        if self._ended is None:
+            return
+        start_s, end_s, io_s = self._ended
+        self._ended = None
+        length_s = end_s - start_s
+        if length_s < self.arm.remember_seconds or time_s - end_s > self.arm.keep_armed_seconds:
+            return
+        self.past.count += 1
+        self.past.longest_s = max(self.past.longest_s, length_s)
+        if io_s is None:
+            self.past.longest_unexplained_s = max(self.past.longest_unexplained_s, length_s)
+        else:
+            self.past.io_lag_s = max(self.past.io_lag_s, io_s - start_s)

@@ -1,0 +1,215 @@
+"""stalled_collective and collective_wait on simulated histories, tick by tick, and on real recordings where present."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from agent.clock import Instant
+from agent.records import GpuKey
+from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
+from classifier.results import Assessment, Decision
+from tests.classifier.detector_histories import IDLES, WAITS, WORKS, Node, Script, Shown, severities
+
+
+def node(script: Script, **options) -> Node:
+    baselines = PowerBaselines()
+    detector = StalledCollectiveDetector(StalledCollectiveConfig(), baselines)
+    return Node((detector,), baselines, script, **options)
+
+
+def first(played: list[tuple[Instant, tuple[Assessment, ...]]], anomaly: str, severity: int) -> float | None:
+    """Return the first moment at which any GPU has at least this severity."""
+    for now, assessments in played:
+        if any(s >= severity for s in severities(assessments, anomaly).values()):
+            return now.monotonic_s
+    return None
+
+
+def stall_at(stall_s: float, waits: Shown = WAITS, works: Shown = WORKS, idles: Shown = IDLES) -> Script:
+    return lambda _, t: idles if t <= 30 else works if t <= stall_s else waits
+
+
+def test_a_stall_is_critical_within_45_s_and_names_every_gpu() -> None:
+    played = list(node(stall_at(400)).play(500))
+    # Waiting samples begin at 401; 35 s of them are complete at 436, and the next call comes at 440.
+    assert first(played, "stalled_collective", 3) == 440
+    now, last = played[-1]
+    assert severities(last, "stalled_collective") == dict.fromkeys(range(8), 3)
+    assert severities(last, "collective_wait") == dict.fromkeys(range(8), 0)
+    finding = next(a for a in last if a.severity == 3)
+    assert finding.since_monotonic_s == 401
+    assert finding.since_wall_s == pytest.approx(now.wall_s - 99)
+    assert finding.action == "restart_app"
+    assert finding.evidence["group_gpus"] == 8
+    assert finding.evidence["power_watts"] == 155
+
+
+def test_before_it_is_critical_it_is_a_wait() -> None:
+    played = list(node(stall_at(400)).play(430))
+    assert first(played, "collective_wait", 1) == 420  # 15 s of waiting samples at 416
+    assert first(played, "stalled_collective", 1) is None
+
+
+def test_the_gpu_that_reads_zero_is_the_suspect() -> None:
+    script = lambda gpu, t: IDLES if gpu == 3 and t > 400 else stall_at(400)(gpu, t)  # noqa: E731
+    _, last = list(node(script).play(500))[-1]
+    assert severities(last, "stalled_collective") == dict.fromkeys(range(8), 3)
+    assert [a.key.gpu for a in last if a.key and a.suspect] == [3]
+
+
+FEWER_CHANNELS = {
+    "no_profiling": {"tensor": None, "dram": None, "sm": None},
+    "only_nvidia_smi_columns": {"tensor": None, "dram": None, "sm": None, "nvlink": None, "pcie_transmit": None},
+    "no_power": {"watts": None},
+    "no_memory_utilization": {"memory": None, "tensor": None, "dram": None, "sm": None},
+    "no_processes": {"pids": None},
+}
+
+
+@pytest.mark.parametrize("missing", FEWER_CHANNELS.values(), ids=FEWER_CHANNELS)
+def test_fewer_channels_find_it_as_fast(missing: dict[str, None]) -> None:
+    script = stall_at(400, replace(WAITS, **missing), replace(WORKS, **missing), replace(IDLES, **missing))
+    assert first(list(node(script).play(500)), "stalled_collective", 3) == 440
+
+
+def test_utilization_alone_is_not_enough() -> None:
+    missing = {"watts": None, "tensor": None, "dram": None, "sm": None}
+    script = stall_at(400, replace(WAITS, **missing), replace(WORKS, **missing), replace(IDLES, **missing))
+    assert first(list(node(script).play(700)), "collective_wait", 1) is None
+
+
+def test_without_utilization_there_is_no_assessment() -> None:
+    script: Script = lambda _, __: replace(WORKS, utilization=None)  # noqa: E731
+    assert all(not assessments for _, assessments in node(script).play(300))
+
+
+def test_without_host_io_a_warning_after_60_s_and_critical_after_10_min() -> None:
+    played = list(node(stall_at(400), host=lambda _: None).play(1100))
+    assert first(played, "collective_wait", 2) == 465  # 60 s of waiting samples at 461
+    assert first(played, "stalled_collective", 3) == 1005  # more than 600 s: 1001 is past, asked at 1005
+
+
+def test_active_host_io_is_a_checkpoint_for_as_long_as_it_lasts() -> None:
+    script: Script = lambda _, t: WAITS if 400 < t <= 520 else stall_at(9999)(0, t)  # noqa: E731
+    host = lambda t: (800e6, 1e6) if 405 < t <= 518 else (1e6, 1e6)  # noqa: E731
+    played = list(node(script, host=host).play(700))
+    assert first(played, "stalled_collective", 1) is None
+    assert first(played, "collective_wait", 1) == 420
+    assert first(played, "collective_wait", 2) is None
+    assert set(severities(played[-1][1], "collective_wait").values()) == {0}
+
+
+def test_a_stall_after_a_checkpoint_has_begun_is_found_once_its_io_ends() -> None:
+    host = lambda t: (800e6, 1e6) if 405 < t <= 430 else (1e6, 1e6)  # noqa: E731
+    played = list(node(stall_at(400), host=host).play(600))
+    assert first(played, "stalled_collective", 3) == 490  # 60 s after the last activity at 430
+
+
+def test_steady_traffic_of_another_job_does_not_hide_a_stall() -> None:
+    played = list(node(stall_at(400), host=lambda _: (120e6, 300e6)).play(500))
+    assert first(played, "stalled_collective", 3) == 440
+
+
+def test_what_never_worked_is_not_armed_and_left_out() -> None:
+    script: Script = lambda _, t: IDLES if t <= 60 else WAITS  # noqa: E731
+    played = list(node(script).play(3600))
+    assert first(played, "collective_wait", 1) is None
+    assert first(played, "stalled_collective", 1) is None
+
+
+def test_a_restart_of_the_agent_in_the_middle_never_alarms() -> None:
+    played = list(node(lambda _, __: WAITS).play(3600))
+    assert first(played, "stalled_collective", 1) is None
+
+
+def test_a_gap_in_telemetry_restarts_the_count_and_never_alarms_by_itself() -> None:
+    healthy: Script = lambda _, t: None if 400 < t <= 520 else stall_at(9999)(0, t)  # noqa: E731
+    assert first(list(node(healthy).play(700)), "collective_wait", 1) is None
+    stalled: Script = lambda gpu, t: None if 410 < t <= 470 else stall_at(400)(gpu, t)  # noqa: E731
+    # The first sample after the gap is that of 471: 35 s later, asked at the next fifth second.
+    assert first(list(node(stalled).play(600)), "stalled_collective", 3) == 510
+
+
+def test_a_gap_during_a_reported_stall_does_not_end_it() -> None:
+    script: Script = lambda gpu, t: None if 460 < t <= 560 else stall_at(400)(gpu, t)  # noqa: E731
+    played = list(node(script).play(700))
+    after = [a for now, assessments in played if now.monotonic_s > 565 for a in assessments]
+    assert {a.severity for a in after if a.anomaly == "stalled_collective"} == {3}
+    assert {a.since_monotonic_s for a in after} == {401}
+
+
+def test_single_zero_profiling_samples_at_full_power_are_not_evidence() -> None:
+    zeros = replace(WORKS, tensor=0.0, dram=0.0, sm=0.0, memory=0.0)
+    script: Script = lambda _, t: IDLES if t <= 30 else zeros if t % 7 == 0 else WORKS  # noqa: E731
+    assert first(list(node(script).play(1200)), "collective_wait", 1) is None
+
+
+def test_other_processes_are_other_work() -> None:
+    late = replace(WAITS, pids=(202,))
+    script: Script = lambda _, t: IDLES if t <= 30 else WORKS if t <= 400 else late  # noqa: E731
+    played = list(node(script).play(1200))
+    assert first(played, "stalled_collective", 1) is None
+
+
+def test_work_ends_a_wait_at_once() -> None:
+    script: Script = lambda _, t: WAITS if 400 < t <= 452 else stall_at(9999)(0, t)  # noqa: E731
+    played = {now.monotonic_s: severities(a, "stalled_collective") for now, a in node(script).play(500)}
+    assert played[450] == dict.fromkeys(range(8), 3)
+    assert played[455] == dict.fromkeys(range(8), 0)
+
+
+def test_unexplained_waits_that_end_by_themselves_extend_the_confirmation() -> None:
+    def script(_: int, t: float) -> Shown:
+        return IDLES if t <= 30 else WAITS if t % 200 > 165 and t > 300 else WORKS
+
+    played = list(node(script).play(3000))
+    # Waits of 34 s: never long enough. The learned length adds 10 s of margin to the longest one.
+    assert first(played, "stalled_collective", 1) is None
+
+
+def decided(workload: str, probability: float):
+    def decide(t: float) -> dict[GpuKey, Decision]:
+        rest = (1 - probability) / 3
+        probabilities = dict.fromkeys(("training", "inference", "idle", "other"), rest) | {workload: probability}
+        decisions = {}
+        for gpu in range(8):
+            key = GpuKey(gpu, f"GPU-{gpu:08d}")
+            decisions[key] = Decision(
+                key=key, monotonic_s=t, wall_s=t, workload=workload, probabilities=probabilities, reason=None,
+                telemetry_probabilities=probabilities, window_s=60, since_monotonic_s=0, since_wall_s=0,
+            )  # fmt: skip
+        return decisions
+
+    return decide
+
+
+def test_an_idle_inference_server_that_spins_is_information_at_most() -> None:
+    played = list(node(stall_at(400), decisions=decided("inference", 0.9)).play(3600))
+    assert first(played, "collective_wait", 1) == 420
+    assert first(played, "collective_wait", 2) is None
+    assert first(played, "stalled_collective", 1) is None
+
+
+def test_one_gpu_that_waits_alone_among_working_ones_is_information_at_most() -> None:
+    script: Script = lambda gpu, t: WORKS if gpu else stall_at(400)(gpu, t)  # noqa: E731
+    played = list(node(script, gpus=4).play(1500))
+    assert first(played, "collective_wait", 2) is None
+    assert first(played, "stalled_collective", 1) is None
+
+
+def test_delays_of_stalls_at_random_moments() -> None:
+    rng = random.Random(2)
+    delays = []
+    for _ in range(25):
+        stall_s = 260 + 60 * rng.random()
+        waits = replace(WAITS, watts=120 + 60 * rng.random())
+        played = node(stall_at(stall_s, waits), gpus=rng.choice([2, 4]), jitter=rng).play(stall_s + 100)
+        found = first(list(played), "stalled_collective", 3)
+        assert found is not None
+        delays.append(found - stall_s)
+    delays.sort()
+    assert delays[int(0.95 * len(delays))] <= 45
