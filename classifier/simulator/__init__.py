@@ -8,14 +8,8 @@ from __future__ import annotations
 
 from classifier.simulator.boards import BOARDS, Board
 from classifier.simulator.catalogue import available_kinds, random_scenario
-from classifier.simulator.run import (
-    SimulatedGpu,
-    SimulatedRun,
-    simulate,
-    simulate_arrays,
-    write_simulated,
-    write_ticks,
-)
+from classifier.simulator.recorder import simulate, write_simulated, write_ticks
+from classifier.simulator.run import SimulatedGpu, SimulatedRun, simulate_arrays
 from classifier.simulator.scenario import Scenario
 
 __all__ = [

@@ -107,7 +107,7 @@ def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Gen
         "load_s": 18.0,
         "warm_up_s": 14.0,
         "blocks": "24",
-        "spin_watts": 60.0,
+        "waiting_watts": 10.0,
         "evaluates": 0.0,
         "multi_node": 0.0,
         "save_style": "rank0",
@@ -133,10 +133,11 @@ def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Gen
         "concurrency": 9.0,
         "quiet_share": 0.05,
     }
+    before = Span(start_s=span.start_s, end_s=span.end_s, begin_s=min(span.begin_s, -3600.0))
     return (
         training_job(Draws(rng, training), board, (0, 1, 2, 3), span, "stall"),
-        serving_job(Draws(rng, serving), board, (4,), span),
-        serving_job(Draws(rng, serving), board, (5,), span),
+        serving_job(Draws(rng, serving), board, (4,), before),
+        serving_job(Draws(rng, serving), board, (5,), before),
         loaded_idle_job(Draws(rng, {"memory": 0.2, "health_checks": 0.0}), board, (6,), span),
         idle_job(Draws(rng, {}), board, (7,), span),
     )

@@ -40,7 +40,7 @@ def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -
     grows = draws.chance("memory_grows", 0.3)
     power_gain = draws.uniform("power_gain", 0.55, 1.1)
     loaded_s = span.begin_s + load_s
-    first_s = max(span.start_s, loaded_s)
+    first_s = max(span.start_s - 60, loaded_s)  # a minute ahead: requests are already in flight
     host: list[HostLoad] = []
     load_rate = min(4e9, memory * board.memory_bytes * ranks * 0.5 / load_s)
     host.append(HostLoad(start_s=span.begin_s, end_s=loaded_s, channel="disk_read", bytes_per_second=load_rate))
@@ -68,18 +68,19 @@ def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -
                 workload="inference",
             )
         )
+        logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
         sizes = draws.log_uniform("bytes_per_request", 2e3, 2e6)
         times = {"start_s": first_s, "end_s": span.end_s}
         for channel, share in (("network_receive", 0.6), ("network_transmit", 0.4)):
             rate = max(200.0, requests_per_s * sizes * share)
             host.append(HostLoad(**times, channel=channel, bytes_per_second=rate, roughness=0.5))
-        host.append(HostLoad(**times, channel="disk_written", bytes_per_second=8e3, roughness=1.2))
+        host.append(HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2))
     return Job(
         gpus=gpus,
         stages=tuple(stages),
         host=tuple(host),
         power_gain=power_gain,
-        spin_watts=draws.log_uniform("spin_watts", 25, 320),
+        spin_watts=draws.log_uniform("waiting_watts", 2, 65) / 0.18,
         drift=draws.log_uniform("drift", 0.003, 0.03),
     )
 
@@ -115,6 +116,11 @@ def _served(draws: Draws, board: Board, ranks: int, length_s: float) -> tuple[li
     idle_spin = draws.chance("idle_spin", 0.2) and ranks > 1
     waiting = float(draws.choice("blocks", ("8", "16", "24", "32"))) / board.multiprocessors
     working = filling + decoding
+    pcie = draws.log_uniform("pcie_gb_s", 0.02, 0.6) * 1e9
+    decode_pcie = draws.log_uniform("decode_pcie_share", 0.02, 1.0)
+    back = draws.log_uniform("pcie_asymmetry", 0.02, 0.6)
+    # Prefill and decode pools push their caches one way; tensor parallel traffic is symmetric.
+    skewed = draws.uniform("nvlink_asymmetry", 0.96, 1.04) if rng.random() < 0.85 else float(rng.uniform(0.3, 1.7))
     channels: list[dict[str, Array]] = []
     for rank in range(ranks):
         wobble = 1 + float(rng.normal(0, 0.015))
@@ -128,9 +134,9 @@ def _served(draws: Draws, board: Board, ranks: int, length_s: float) -> tuple[li
                 "tensor": np.minimum((filling * prefill_tensor + decoding * decode_tensor) * wobble, 0.9),
                 "dram": np.minimum((filling * prefill_dram + decoding * decode_dram) * wobble, 0.92),
                 "nvlink_receive": links,
-                "nvlink_transmit": links,
-                "pcie_receive": 1e6 + 3e8 * filling + 4e7 * decoding * resident,
-                "pcie_transmit": 3e5 + 2e7 * working,
+                "nvlink_transmit": links * skewed,
+                "pcie_receive": pcie * (filling + decode_pcie * decoding * resident),
+                "pcie_transmit": pcie * back * working,
             }
         )
     return channels, rate
@@ -190,7 +196,8 @@ def batch_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> 
         levels[name] = scale_to_mean(breaks, levels[name], mean, ceiling)
     levels["pcie_receive"] = scale_to_mean(breaks, levels["pcie_receive"], pcie, board.pcie_bytes_per_second)
     levels["pcie_transmit"] = scale_to_mean(breaks, levels["pcie_transmit"], 0.2 * pcie, board.pcie_bytes_per_second)
-    levels["nvlink_receive"] = levels["nvlink_transmit"] = levels.pop("nvlink") * link
+    levels["nvlink_receive"] = levels.pop("nvlink") * link
+    levels["nvlink_transmit"] = levels["nvlink_receive"] * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
     together = link > 0
     loaded = span.begin_s + load_s
     first = max(span.start_s - 60, loaded)

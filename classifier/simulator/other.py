@@ -20,6 +20,11 @@ from classifier.simulator.signals import (
 from classifier.simulator.training import Span
 
 
+def _before(span: Span) -> Span:
+    """Return `span` with a job that was there before the trace: an idle GPU has no start to show."""
+    return Span(start_s=span.start_s, end_s=span.end_s, begin_s=min(span.begin_s, span.start_s))
+
+
 def _whole(span: Span, signals: tuple[Signal, ...], memory: float, *, workload: str, note: str, present: bool) -> Stage:
     return Stage(
         start_s=span.begin_s,
@@ -35,7 +40,8 @@ def _whole(span: Span, signals: tuple[Signal, ...], memory: float, *, workload: 
 def idle_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:  # noqa: ARG001 - all kinds alike
     """Return GPUs without any process."""
     return Job(
-        gpus=gpus, stages=(_whole(span, (Constant(),) * len(gpus), 0.0, workload="idle", note="empty", present=False),)
+        gpus=gpus,
+        stages=(_whole(_before(span), (Constant(),) * len(gpus), 0.0, workload="idle", note="empty", present=False),),
     )
 
 
@@ -54,7 +60,9 @@ def loaded_idle_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Spa
             signals.append(Cyclic(breaks, levels, starts))
         else:
             signals.append(Constant({"pcie_receive": 1e6, "pcie_transmit": 3e5}))
-    return Job(gpus=gpus, stages=(_whole(span, tuple(signals), memory, workload="idle", note="loaded", present=True),))
+    return Job(
+        gpus=gpus, stages=(_whole(_before(span), tuple(signals), memory, workload="idle", note="loaded", present=True),)
+    )
 
 
 def hpc_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
@@ -91,6 +99,12 @@ def hpc_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Jo
     dump_every = draws.log_uniform("dump_every_s", 60, 1800)
     dump_rate = draws.log_uniform("dump_bytes_per_second", 5e7, 2e9)
     host: list[HostLoad] = []
+    if draws.chance("multi_node", 0.4):
+        fabric = draws.log_uniform("fabric_bytes_per_second", 1e7, 5e9)
+        host += [
+            HostLoad(start_s=span.begin_s, end_s=span.end_s, channel=channel, bytes_per_second=fabric, roughness=0.3)
+            for channel in ("infiniband_receive", "infiniband_transmit")
+        ]
     now = span.start_s + dump_every * float(draws.rng.random())
     while now < span.end_s:
         length = float(draws.rng.uniform(1, 12))

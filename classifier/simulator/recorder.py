@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -21,13 +22,35 @@ from agent.records import (
     Record,
     Tick,
 )
-from classifier.simulator.run import SimulatedGpu, SimulatedRun
+from agent.trace import TraceHeader, TraceWriter
+from classifier.simulator.run import SimulatedGpu, SimulatedRun, simulate_arrays
+from classifier.simulator.scenario import Scenario
 from classifier.simulator.signals import Array
 
 #: Wall time of the first tick: 2026-01-05 09:00 UTC, a Monday morning; simulated traces need no other.
 WALL_START_S: Final = 1_767_603_600.0
 _RARE_S: Final = 60.0
 _WHOLE: Final = frozenset({"memory_used_bytes", "memory_total_bytes"})
+
+
+def simulate(scenario: Scenario, *, seed: int) -> tuple[TraceHeader, Iterator[Tick]]:
+    """Return the header and the ticks of a simulated trace; the same run as `simulate_arrays` gives."""
+    run = simulate_arrays(scenario, seed=seed)
+    return run.header, ticks(run)
+
+
+def write_simulated(path: Path, scenario: Scenario, seed: int) -> TraceHeader:
+    """Write a simulated trace to `path` (gzip where it ends in .gz) and return its header."""
+    header, simulated = simulate(scenario, seed=seed)
+    write_ticks(path, header, simulated)
+    return header
+
+
+def write_ticks(path: Path, header: TraceHeader, recorded: Iterable[Tick]) -> None:
+    """Write a header and ticks to `path`."""
+    with TraceWriter(path, header) as writer:
+        for tick in recorded:
+            writer.write(tick)
 
 
 def ticks(run: SimulatedRun) -> Iterator[Tick]:

@@ -7,16 +7,14 @@ from records, and records are built from the same arrays.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from agent.history import GPU_CHANNELS, HOST_CHANNELS, Series
-from agent.records import GpuKey, Tick
-from agent.trace import Phase, TraceHeader, TraceWriter
+from agent.records import GpuKey
+from agent.trace import Phase, TraceHeader
 from classifier.simulator.boards import Board, board_named
 from classifier.simulator.catalogue import jobs_of
 from classifier.simulator.physics import PRE_ROLL_S, Grid, board_state, host_activity, smooth_noise
@@ -104,28 +102,6 @@ def simulate_arrays(scenario: Scenario, *, seed: int) -> SimulatedRun:
     )
 
 
-def simulate(scenario: Scenario, *, seed: int) -> tuple[TraceHeader, Iterator[Tick]]:
-    """Return the header and the ticks of a simulated trace; the same run as `simulate_arrays` gives."""
-    from classifier.simulator.recorder import ticks
-
-    run = simulate_arrays(scenario, seed=seed)
-    return run.header, ticks(run)
-
-
-def write_simulated(path: Path, scenario: Scenario, seed: int) -> TraceHeader:
-    """Write a simulated trace to `path` (gzip where it ends in .gz) and return its header."""
-    header, ticks = simulate(scenario, seed=seed)
-    write_ticks(path, header, ticks)
-    return header
-
-
-def write_ticks(path: Path, header: TraceHeader, ticks: Iterable[Tick]) -> None:
-    """Write a header and ticks to `path`."""
-    with TraceWriter(path, header) as writer:
-        for tick in ticks:
-            writer.write(tick)
-
-
 def _sample_times(rng: np.random.Generator, scenario: Scenario) -> tuple[Array, Array]:
     count = int(scenario.duration_s / scenario.interval_s + 1e-9) + 1
     noise = rng.normal(0, scenario.jitter_s, count)
@@ -170,7 +146,7 @@ def _host_channels(scenario: Scenario, counters: dict[str, Array], core_s: Array
 
 
 def _header(scenario: Scenario, board: Board, jobs: tuple[Job, ...], end_s: float) -> TraceHeader:
-    by_gpu = {gpu: _phases(job, end_s) for job in jobs for gpu in job.gpus}
+    by_gpu = {gpu: _phases(job, rank, end_s) for job in jobs for rank, gpu in enumerate(job.gpus)}
     alike = len({tuple(phases) for phases in by_gpu.values()}) == 1
     phases: list[Phase] = []
     for gpu in sorted(by_gpu)[: 1 if alike else None]:
@@ -194,19 +170,17 @@ def _header(scenario: Scenario, board: Board, jobs: tuple[Job, ...], end_s: floa
     )
 
 
-def _phases(job: Job, end_s: float) -> list[tuple[float, float, str, str | None, str | None]]:
+def _phases(job: Job, rank: int, end_s: float) -> list[tuple[float, float, str, str | None, str | None]]:
     """Return the stages of a job within the trace, neighbours that say the same made one."""
     found: list[tuple[float, float, str, str | None, str | None]] = []
-    at = 0.0
     if job.stages and job.stages[0].start_s > 0:
         found.append((0.0, round(job.stages[0].start_s, 3), "idle", None, "no process"))
     for stage in job.stages:
         start, end = round(max(0.0, stage.start_s), 3), round(min(end_s, stage.end_s), 3)
         if end <= start:
             continue
-        truth = (stage.workload, stage.anomaly, stage.note)
+        truth = (stage.workload, stage.anomaly, "missing_rank" if rank == stage.missing else stage.note)
         if found and found[-1][2:] == truth and found[-1][1] >= start - 1e-6:
-            at, _, *_ = found.pop()
-            start = at
+            start = found.pop()[0]
         found.append((start, end, *truth))
     return found

@@ -116,6 +116,7 @@ class Stage:
     workload: str
     anomaly: str | None = None
     note: str | None = None
+    missing: int | None = None  # the rank that never came to a stalled collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -98,14 +98,15 @@ def training_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, 
         elif now >= until:
             break
     _read_dataset(draws, stages, host)
+    # Above context idle, on an H100: 1 to 65 W while a collective waits; 155-165 W in all beside a rank that saves.
+    watts = draws.uniform("waiting_watts", 26, 38) if fault == "rank0_saves" else None
+    waiting_watts = draws.log_uniform("waiting_watts", 2, 65) if watts is None else watts
     return Job(
         gpus=gpus,
         stages=tuple(stages),
         host=tuple(host),
         power_gain=draws.uniform("power_gain", 0.88, 1.12),
-        spin_watts=draws.uniform("spin_watts", 120, 190)
-        if fault == "rank0_saves"
-        else draws.log_uniform("spin_watts", 25, 320),
+        spin_watts=waiting_watts / step.waiting,
         drift=draws.log_uniform("drift", 0.004, 0.04),
     )
 
@@ -145,7 +146,8 @@ def _draw_step(draws: Draws, board: Board, ranks: int) -> _Step:
     levels["tensor"] = scale_to_mean(breaks, levels["tensor"], tensor, 0.9)
     levels["dram"] = scale_to_mean(breaks, levels["dram"], dram, 0.95)
     links = scale_to_mean(breaks, levels.pop("nvlink"), nvlink, 0.9 * max(board.nvlink_bytes_per_second, 1.0))
-    levels["nvlink_receive"] = levels["nvlink_transmit"] = links
+    levels["nvlink_receive"] = links
+    levels["nvlink_transmit"] = links * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
     levels["pcie_receive"] = scale_to_mean(breaks, levels["pcie_receive"], pcie, board.pcie_bytes_per_second)
     levels["pcie_receive"] = levels["pcie_receive"] + bursty_pcie * (levels["busy"] < 0.5)
     levels["pcie_transmit"] = levels["pcie_transmit"] + pcie * draws.uniform("pcie_asymmetry", 0.02, 0.5)
@@ -358,8 +360,9 @@ class _Stall:
         spin = 0.004 if self._sleeps else step.waiting
         waiting = Constant({"busy": 1.0, "spin": spin, "dram": 0.0004, "pcie_receive": 6e5, "pcie_transmit": 2e5})
         signals: list[Signal] = [waiting] * ranks
-        if self._variant == "missing_rank" and ranks > 1:
-            signals[self._missing % ranks] = Constant()
+        missing = self._missing % ranks if self._variant == "missing_rank" and ranks > 1 else None
+        if missing is not None:
+            signals[missing] = Constant()
         return Stage(
             start_s=start_s,
             end_s=start_s + self.length_s,
@@ -367,7 +370,8 @@ class _Stall:
             memory_ratio=(step.memory, step.memory),
             workload="training",
             anomaly="stalled_collective",
-            note=self._variant,
+            note="waiting",
+            missing=missing,
         )
 
 
@@ -376,13 +380,14 @@ def _read_dataset(draws: Draws, stages: list[Stage], host: list[HostLoad]) -> No
     source = draws.choice("dataset_from", ("cache", "disk_read", "network_receive"), (0.4, 0.4, 0.2))
     rate = draws.log_uniform("dataset_bytes_per_second", 1e6, 8e8)
     multi_node = draws.chance("multi_node", 0.35)
+    logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
     fabric = draws.log_uniform("fabric_bytes_per_second", 4e8, 5e10)
     for stage in stages:
         if stage.note is None and stage.workload == "training":
             times = {"start_s": stage.start_s, "end_s": stage.end_s}
             if source != "cache":
                 host.append(HostLoad(**times, channel=source, bytes_per_second=rate, roughness=0.8))
-            host.append(HostLoad(**times, channel="disk_written", bytes_per_second=2e4, roughness=1.2))
+            host.append(HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2))
             if multi_node:
                 host += [
                     HostLoad(**times, channel=channel, bytes_per_second=fabric, roughness=0.2)
