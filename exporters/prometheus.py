@@ -133,6 +133,10 @@ class PrometheusPage:
         # The lock is for building alone: two scrapers that come together build once.
         return page if page is not None else self._build(snapshot, content_type, gzipped=gzipped)
 
+    def text(self) -> bytes:
+        """Return the page in text format, empty before the first snapshot."""
+        return self.render(TEXT) or b""
+
     def _build(self, snapshot: NodeSnapshot, content_type: str, *, gzipped: bool) -> bytes:
         with self._lock:
             if self._built is None or self._built.snapshot is not snapshot:

@@ -1,0 +1,238 @@
+"""The web server: a landing page, /metrics, and whether the agent lives and is ready.
+
+Everything is answered from the newest snapshot; no request touches hardware or changes anything.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from waitress import wasyncore
+from waitress.server import create_server
+
+from agent.errors import FaultError, UsageError
+from exporters.landing import STYLE_SOURCE, render_landing
+from exporters.prometheus import PrometheusPage, accepts_gzip, negotiate
+from exporters.snapshot import NodeSnapshot
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIEnvironment
+
+DEFAULT_PORT: Final = 9836
+
+_PLAIN: Final = "text/plain; charset=utf-8"
+_HTML: Final = "text/html; charset=utf-8"
+_GZIP_LEVEL: Final = 3
+#: Below this, gzip costs more than it saves.
+_GZIP_MIN_BYTES: Final = 1000
+_CONTENT_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        f"style-src {STYLE_SOURCE}",
+        "img-src data:",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+_SECURITY_HEADERS: Final = (
+    ("Content-Security-Policy", _CONTENT_POLICY),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a path answers; `gzipped` bytes are sent with that coding."""
+
+    status: str
+    content_type: str
+    body: bytes
+    gzipped: bool = False
+
+
+class WebApp:
+    """The WSGI application."""
+
+    def __init__(self, get_snapshot: Callable[[], NodeSnapshot | None], *, own_process: bool = True) -> None:
+        """Answer from what `get_snapshot` returns; `own_process` adds process_* to /metrics."""
+        self._get_snapshot = get_snapshot
+        self._page = PrometheusPage(get_snapshot, own_process=own_process)
+        self._paths: dict[str, Callable[[WSGIEnvironment], _Answer]] = {
+            "/": self._landing,
+            "/metrics": self._metrics,
+            "/-/healthy": self._healthy,
+            "/-/ready": self._ready,
+        }
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        method = environ["REQUEST_METHOD"]
+        handler = self._paths.get(environ.get("PATH_INFO", "/"))
+        headers: list[tuple[str, str]] = []
+        if handler is None:
+            answer = _Answer("404 Not Found", _PLAIN, b"There is no such page; / lists what there is.\n")
+        elif method not in {"GET", "HEAD"}:
+            answer = _Answer("405 Method Not Allowed", _PLAIN, b"Only GET and HEAD are answered here.\n")
+            headers.append(("Allow", "GET, HEAD"))
+        else:
+            answer = handler(environ)
+            headers.append(("Vary", "Accept, Accept-Encoding"))
+        if answer.gzipped:
+            headers.append(("Content-Encoding", "gzip"))
+        headers += [("Content-Type", answer.content_type), ("Content-Length", str(len(answer.body)))]
+        start_response(answer.status, [*headers, *_SECURITY_HEADERS])
+        return [] if method == "HEAD" else [answer.body]
+
+    def _landing(self, environ: WSGIEnvironment) -> _Answer:
+        body = render_landing(self._get_snapshot())
+        if len(body) >= _GZIP_MIN_BYTES and accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING")):
+            return _Answer("200 OK", _HTML, gzip.compress(body, _GZIP_LEVEL, mtime=0), gzipped=True)
+        return _Answer("200 OK", _HTML, body)
+
+    def _metrics(self, environ: WSGIEnvironment) -> _Answer:
+        content_type = negotiate(environ.get("HTTP_ACCEPT"))
+        gzipped = accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING"))
+        page = self._page.render(content_type, gzipped=gzipped)
+        if page is None:
+            return _Answer("503 Service Unavailable", _PLAIN, b"There are no samples yet.\n")
+        return _Answer("200 OK", content_type, page, gzipped=gzipped)
+
+    def _healthy(self, _environ: WSGIEnvironment) -> _Answer:
+        return _Answer("200 OK", _PLAIN, b"ok\n")
+
+    def _ready(self, _environ: WSGIEnvironment) -> _Answer:
+        snapshot = self._get_snapshot()
+        if snapshot is not None and snapshot.ready:
+            return _Answer("200 OK", _PLAIN, b"ok\n")
+        sentence = b"There are no samples yet.\n" if snapshot is None else b"No source has brought fresh samples.\n"
+        return _Answer("503 Service Unavailable", _PLAIN, sentence)
+
+
+def parse_listen(listen: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`, `[IPV6]:PORT` or `:PORT`; the host is empty for all addresses.
+
+    Raises UsageError for anything else.
+    """
+    host, colon, digits = listen.strip().rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if bracketed:
+        host = host[1:-1]
+    port = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 5 else -1
+    if not colon or not 0 <= port <= 65535 or (":" in host) != bracketed or any(char.isspace() for char in host):
+        raise UsageError(
+            f"cannot read {listen!r} as an address to listen on; write HOST:PORT, [IPV6]:PORT or :PORT, "
+            f"for example 127.0.0.1:{DEFAULT_PORT}"
+        )
+    return host, port
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebServerConfig:
+    """Limits of the web server; it is meant for a few scrapers and people, and holds no more."""
+
+    threads: int = 2  #: Requests answered at the same time; each takes milliseconds.
+    connection_limit: int = 64  #: Open connections; more wait in the kernel's queue.
+    idle_timeout_s: int = 30  #: A connection that sends nothing for so long is closed.
+    header_max_bytes: int = 16384  #: A longer request head is refused (431).
+    body_max_bytes: int = 1024  #: A longer request body is refused (413); no page reads one.
+    backlog: int = 128  #: Connections that wait to be accepted.
+
+
+class WebServer:
+    """A WSGI application on one address, in threads of its own.
+
+    Slow readers are buffered and hold no thread.
+    """
+
+    def __init__(
+        self, app: Callable[..., Iterable[bytes]], host: str, port: int, config: WebServerConfig | None = None
+    ) -> None:
+        """Prepare to serve `app`; an empty host means all addresses, port 0 one that is free."""
+        self._app = app
+        self._host = host
+        self._port = port
+        self._config = config or WebServerConfig()
+        self._server: Any = None  # waitress has no types; everything it gives stays in this class
+        self._channels: dict[int, Any] = {}  # what the server's loop watches, by file descriptor
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """Port that is listened on, once started."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """Address of the landing page from this machine."""
+        host = {"": "localhost", "0.0.0.0": "localhost", "::": "localhost"}.get(self._host, self._host)  # noqa: S104
+        return f"http://[{host}]:{self._port}/" if ":" in host else f"http://{host}:{self._port}/"
+
+    def start(self) -> None:
+        """Listen and serve; raises FaultError where the address cannot be had."""
+        listener = _listen(self._host, self._port, self._config.backlog)
+        self._port = listener.getsockname()[1]
+        # Its log lines are about clients (a scraper that hung up), not about the node.
+        logging.getLogger("waitress").setLevel(logging.ERROR)
+        self._server = create_server(
+            self._app,
+            map=self._channels,
+            sockets=[listener],
+            threads=self._config.threads,
+            connection_limit=self._config.connection_limit,
+            channel_timeout=self._config.idle_timeout_s,
+            cleanup_interval=max(1, self._config.idle_timeout_s // 3),
+            max_request_header_size=self._config.header_max_bytes,
+            max_request_body_size=self._config.body_max_bytes,
+            backlog=self._config.backlog,
+            log_socket_errors=False,
+            asyncore_use_poll=True,
+            ident=None,
+        )
+        self._thread = threading.Thread(target=self._server.run, name="web", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port and all connections; idempotent."""
+        server, thread, self._server, self._thread = self._server, self._thread, None, None
+        if server is None or thread is None:
+            return
+        # The loop ends when its map is empty; only its own thread may empty it.
+        server.trigger.pull_trigger(lambda: wasyncore.close_all(self._channels))
+        thread.join(timeout=5)
+        server.task_dispatcher.shutdown()
+
+
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a listening socket; `""` and `::` take IPv4 and IPv6 where the machine has both."""
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if host in {"", "::"} and socket.has_dualstack_ipv6():
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # A name with both (localhost): IPv4 first, as that is what scrapers are given.
+        family, _, _, _, address = min(found, key=lambda info: info[0] != socket.AF_INET)
+        return socket.create_server(address[:2], family=family, backlog=backlog)
+    except (OSError, UnicodeError) as error:
+        raise FaultError(
+            f"cannot listen on {shown}: {_reason(error)}; choose another with --listen or [exporter] listen"
+        ) from error
+
+
+def _reason(error: OSError | UnicodeError) -> str:
+    """Return why an address cannot be had, in the system's words alone: create_server adds the address again."""
+    if isinstance(error, UnicodeError):
+        return "the host is no valid name"
+    if isinstance(error, socket.gaierror) or error.errno is None:
+        return str(error.strerror or error)
+    return os.strerror(error.errno)
