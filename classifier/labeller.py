@@ -1,0 +1,263 @@
+"""The labeller: one decision per GPU and moment, in four stages that each may end it.
+
+1. A GPU that is lost, or whose samples stopped, is `unknown`: old values say nothing about now.
+2. Evidence starts with the first sample after a gap or after another set of processes took over; below 15 s of it the
+   answer is `unknown` (too_few_samples).
+3. Idle is physics, not statistics: utilisation p95 at most 2 % over 60 s is idle, whether memory is held or not. In
+   public recordings of 29 sources this catches every empty window; a loaded server that waits is idle too.
+4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
+   where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from agent.clock import Instant
+from agent.history import Array, GpuHistory, History
+from agent.records import GpuKey
+from agent.vocabulary import CLASSES
+from classifier.features import FEATURE_NAMES, compute
+from classifier.model import Model
+from classifier.results import Decision
+from classifier.signals import LONGEST_WINDOW_S, Signals
+from classifier.smoothing import UNKNOWN, Smoother, SmoothingConfig
+
+TOO_FEW_SAMPLES: Final = "too_few_samples"
+GAP: Final = "gap"
+OUT_OF_DOMAIN: Final = "out_of_domain"
+GPU_LOST: Final = "gpu_lost"
+NO_MODEL: Final = "no_model"
+#: Channels that tell training from inference by more than nvidia-smi's columns do.
+_RICH_SIGNALS: Final = ("sm", "tensor", "dram", "nvlink_tx")
+_TELLING_FEATURES: Final = ("util__p50__60", "util__p95__60", "power__p50__60", "memory__p50__60")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabellerConfig:
+    """Tunables of the labeller."""
+
+    #: Least time of evidence before a label.
+    minimum_s: float = 15.0
+    #: Least samples of evidence before a label.
+    minimum_samples: int = 5
+    #: Core samples further apart than this many usual periods are a gap.
+    gap_periods: float = 3.0
+    #: Shortest period a gap is measured by: a fast log that pauses for a second has no gap.
+    shortest_period_s: float = 1.0
+    #: Window of the idle rule, and its limits: p95 of utilisation, SM activity and memory utilisation; median of power.
+    idle_window_s: float = 60.0
+    idle_utilization_ratio: float = 0.02
+    idle_power_ratio: float = 0.5
+    #: Probability of `idle` where the rule says so; the rest is shared by the other classes.
+    idle_probability: float = 0.97
+    #: Least probability of training, inference or other where only nvidia-smi's columns are measured. On sources never
+    #: seen these columns alone do not tell training from inference, however sure a model is: hence so high.
+    basic_threshold: float = 0.97
+    #: Least time of evidence in that case.
+    basic_minimum_s: float = 120.0
+    smoothing: SmoothingConfig = field(default_factory=SmoothingConfig)
+
+
+@dataclass(slots=True, kw_only=True)
+class _GpuState:
+    """What the labeller remembers of one GPU."""
+
+    smoother: Smoother
+    since_s: float = -math.inf  # start of the evidence
+    pids: frozenset[int] | None = None
+    barred: str | None = None  # reason of an `unknown` that bypasses the smoother, and since when
+    barred_since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Evidence:
+    """A GPU the model has to judge."""
+
+    gpu: GpuHistory
+    state: _GpuState
+    row: Array
+    rich: bool
+    span_s: float
+
+
+class Labeller:
+    """Keeps the label of every GPU; call `decide` every few seconds with time that never goes back."""
+
+    def __init__(self, model: Model | None, config: LabellerConfig) -> None:
+        self._model = model
+        self._config = config
+        self._states: dict[GpuKey, _GpuState] = {}
+
+    def decide(self, now: Instant, history: History) -> tuple[Decision, ...]:
+        """Return one decision per GPU of `history`, in its order."""
+        decisions: dict[GpuKey, Decision] = {}
+        pending: list[_Evidence] = []
+        for key, gpu in history.gpus.items():
+            state = self._states.get(key)
+            if state is None:
+                state = self._states[key] = _GpuState(smoother=Smoother(self._config.smoothing))
+            barred = self._bar(now.monotonic_s, gpu, state)
+            span_s = min(LONGEST_WINDOW_S, max(0.0, now.monotonic_s - state.since_s))
+            if barred is not None:
+                decisions[key] = self._barred(now, gpu, state, barred, 0.0 if math.isinf(span_s) else span_s)
+                continue
+            signals = Signals(gpu, history.host, now.monotonic_s, since_s=state.since_s, gpu_count=len(history.gpus))
+            if looks_idle(signals, self._config):
+                decisions[key] = self._idle(now, gpu, state, signals, span_s)
+            elif self._model is None:
+                decisions[key] = self._barred(now, gpu, state, NO_MODEL, span_s)
+            else:
+                rich = any(signals.window(name, 60.0).size >= self._config.minimum_samples for name in _RICH_SIGNALS)
+                pending.append(_Evidence(gpu=gpu, state=state, row=compute(signals), rich=rich, span_s=span_s))
+        if pending and self._model is not None:
+            decisions.update(self._judge(now, pending, self._model))
+        return tuple(decisions[key] for key in history.gpus)
+
+    def _bar(self, now_s: float, gpu: GpuHistory, state: _GpuState) -> str | None:
+        """Move the start of the evidence and return why nothing can be said yet, if so."""
+        config = self._config
+        if gpu.state != "ok":
+            state.since_s = now_s
+            return GPU_LOST
+        times = gpu.series("samples", now_s, LONGEST_WINDOW_S + config.minimum_s).times
+        if times.size == 0:
+            state.since_s = now_s
+            return GAP if gpu.last_s is not None and gpu.last_s <= now_s else TOO_FEW_SAMPLES
+        steps = np.diff(times)
+        period_s = max(config.shortest_period_s, float(np.median(steps)) if steps.size else 0.0)
+        if now_s - float(times[-1]) > config.gap_periods * period_s:
+            state.since_s = now_s
+            return GAP
+        holes = np.flatnonzero(steps > config.gap_periods * period_s)
+        start_s = float(times[holes[-1] + 1]) if holes.size else float(times[0])
+        after_gap = bool(holes.size) and start_s > state.since_s
+        if after_gap or math.isinf(state.since_s):
+            state.since_s = start_s
+            state.smoother.reset()
+        if self._job_changed(gpu, state):
+            state.since_s = max(state.since_s, gpu.processes_since_s or start_s)
+            state.smoother.reset()
+            after_gap = False
+        count = int(times.size - np.searchsorted(times, state.since_s))
+        if now_s - state.since_s < config.minimum_s or count < config.minimum_samples:
+            recent_gap = bool(holes.size) and state.since_s == start_s
+            return GAP if recent_gap else TOO_FEW_SAMPLES
+        return None
+
+    @staticmethod
+    def _job_changed(gpu: GpuHistory, state: _GpuState) -> bool:
+        """Return whether none of the processes seen before is left, and remember the ones of now.
+
+        A worker that joins or leaves a set of processes changes no job; a driver that lists none at all (not permitted)
+        is no change either.
+        """
+        if gpu.processes is None:
+            return False
+        before, state.pids = state.pids, frozenset(process.pid for process in gpu.processes)
+        return before is not None and before != state.pids and before.isdisjoint(state.pids)
+
+    def _barred(self, now: Instant, gpu: GpuHistory, state: _GpuState, reason: str, span_s: float) -> Decision:
+        state.smoother.reset()
+        if state.barred is None:
+            state.barred_since_s = now.monotonic_s
+        state.barred = reason
+        return _decision(now, gpu, UNKNOWN, state.barred_since_s, span_s, reason=reason)
+
+    def _idle(self, now: Instant, gpu: GpuHistory, state: _GpuState, signals: Signals, span_s: float) -> Decision:
+        rest = (1.0 - self._config.idle_probability) / (len(CLASSES) - 1)
+        probabilities = np.array([self._config.idle_probability if name == "idle" else rest for name in CLASSES])
+        state.barred = None
+        label = state.smoother.settle(now.monotonic_s, "idle")
+        window = signals.window("util", self._config.idle_window_s)
+        features = {"util__p95__60": window.quantile(0.95)} if window.size else {}
+        return _decision(
+            now, gpu, label, state.smoother.since_s, span_s,
+            reason=state.smoother.reason, probabilities=probabilities, features=features,
+        )  # fmt: skip
+
+    def _judge(self, now: Instant, pending: list[_Evidence], model: Model) -> dict[GpuKey, Decision]:
+        prediction = model.predict(np.stack([evidence.row for evidence in pending]))
+        decisions: dict[GpuKey, Decision] = {}
+        for evidence, row, ratio in zip(pending, prediction.probabilities, prediction.out_of_domain_ratio, strict=True):
+            smoother = evidence.state.smoother
+            evidence.state.barred = None
+            probabilities: Array | None = row
+            if ratio > 1.0:
+                label = smoother.refuse(now.monotonic_s, OUT_OF_DOMAIN)
+                probabilities = None
+            else:
+                label = smoother.update(now.monotonic_s, row, self._thresholds(evidence, model))
+            decisions[evidence.gpu.key] = _decision(
+                now, evidence.gpu, label, smoother.since_s, evidence.span_s,
+                reason=OUT_OF_DOMAIN if probabilities is None else smoother.reason,
+                probabilities=probabilities,
+                features=_telling(evidence.row, model),
+                out_of_domain_ratio=None if math.isnan(ratio) else float(ratio),
+            )  # fmt: skip
+        return decisions
+
+    def _thresholds(self, evidence: _Evidence, model: Model) -> Array:
+        """Return the least mean probability per class at which it is said."""
+        busy = model.threshold
+        if not evidence.rich:
+            early = evidence.span_s < self._config.basic_minimum_s
+            busy = math.inf if early else max(busy, self._config.basic_threshold)
+        return np.array([model.threshold if name == "idle" else busy for name in CLASSES])
+
+
+def looks_idle(signals: Signals, config: LabellerConfig) -> bool:
+    """Return whether a GPU is idle by physics: no utilisation, no activity elsewhere, no power as under load."""
+    spacing_s = signals.window("util", LONGEST_WINDOW_S).spacing_s
+    needed_s = config.minimum_samples * spacing_s if spacing_s > 0 else 0.0
+    window_s = min(LONGEST_WINDOW_S, max(config.idle_window_s, needed_s))
+    util = signals.window("util", window_s)
+    if util.size < config.minimum_samples or util.quantile(0.95) > config.idle_utilization_ratio:
+        return False
+    for name in ("sm", "memutil"):
+        other = signals.window(name, window_s)
+        if other.size and other.quantile(0.95) > config.idle_utilization_ratio:
+            return False
+    power = signals.window("power", window_s)
+    return not (power.size and power.quantile(0.5) > config.idle_power_ratio)
+
+
+def _telling(row: Array, model: Model) -> Mapping[str, float]:
+    """Return the features to show: the model's strongest and a few everybody reads, without NaN."""
+    values = dict(zip(FEATURE_NAMES, row, strict=True))
+    names = dict.fromkeys((*model.deciding_features, *_TELLING_FEATURES))
+    return {name: float(values[name]) for name in names if not math.isnan(values[name])}
+
+
+def _decision(
+    now: Instant,
+    gpu: GpuHistory,
+    workload: str,
+    since_s: float,
+    span_s: float,
+    *,
+    reason: str | None,
+    probabilities: Array | None = None,
+    features: Mapping[str, float] | None = None,
+    out_of_domain_ratio: float | None = None,
+) -> Decision:
+    named = None if probabilities is None else dict(zip(CLASSES, map(float, probabilities), strict=True))
+    return Decision(
+        key=gpu.key,
+        monotonic_s=now.monotonic_s,
+        wall_s=now.wall_s,
+        workload=workload,
+        probabilities=named,
+        telemetry_probabilities=named,
+        window_s=span_s,
+        reason=reason,
+        since_monotonic_s=since_s,
+        since_wall_s=now.wall_s - (now.monotonic_s - since_s),
+        features=features or {},
+        out_of_domain_ratio=out_of_domain_ratio,
+    )

@@ -1,0 +1,193 @@
+"""The model: load a bundle of plain arrays and JSON, and evaluate it with NumPy alone.
+
+A bundle is a folder with `model.json` (what it is and expects), `arrays.npz` (the trees of a histogram gradient
+boosting and the out-of-domain statistics) and `card.md` (for people). Nothing in it is executed. The scores equal
+scikit-learn's to 1e-9; `classifier.training` writes bundles, `classifier.trees` holds the arithmetic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.errors import UsageError
+from agent.history import Array
+from agent.vocabulary import CLASSES
+from classifier.features import CORE_FEATURES, FEATURES
+from classifier.trees import Trees, softmax
+
+SCHEMA: Final = 1
+JSON_NAME: Final = "model.json"
+ARRAYS_NAME: Final = "arrays.npz"
+CARD_NAME: Final = "card.md"
+ESTIMATOR: Final = "HistGradientBoostingClassifier"
+#: The bundle that ships with the package.
+BUNDLED: Final = Path(__file__).parent / "bundle"
+#: Larger files are no bundle of ours (the shipped one is a few hundred kB).
+_SIZE_LIMIT_BYTES: Final = 16_000_000
+_ARRAY_LIMIT_BYTES: Final = 64_000_000
+#: Least number of core features a row needs for its distance to mean something.
+_MINIMUM_CORE: Final = 3
+
+
+class BundleError(UsageError):
+    """A model bundle that does not fit this version, or is damaged; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Result for a batch of feature rows, one row each."""
+
+    probabilities: Array  # (rows, 4) in the order of vocabulary.CLASSES, calibrated, each row sums to 1
+    out_of_domain_ratio: Array  # (rows,) distance over the refusal threshold; NaN where too little is measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Domain:
+    """Out-of-domain statistics: mean and deviation of the core features per class, and where refusal starts."""
+
+    columns: NDArray[np.int64]  # (core,) columns of the core features
+    means: Array  # (classes, core)
+    deviations: Array  # (classes, core), positive
+    threshold: float
+
+    def ratio(self, rows: Array) -> Array:
+        """Return the diagonal Mahalanobis distance to the nearest class over the threshold, shape (rows,).
+
+        The distance is the root of the mean squared deviation over the features that are not NaN; NaN where fewer than
+        three are left.
+        """
+        core = rows[:, self.columns]
+        known = np.isfinite(core)
+        filled = np.where(known, core, 0.0)[:, np.newaxis, :]
+        squared = ((filled - self.means) / self.deviations) ** 2 * known[:, np.newaxis, :]
+        count = known.sum(axis=1)
+        distance = np.sqrt(squared.sum(axis=2).min(axis=1) / np.maximum(count, 1))
+        result: Array = np.where(count >= _MINIMUM_CORE, distance / self.threshold, np.nan)
+        return result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A loaded bundle."""
+
+    version: str
+    sha256: str  # of arrays.npz and model.json together: changes with any byte of either
+    trees: Trees
+    temperature: float
+    domain: Domain
+    threshold: float  # least probability of a label; below it the model abstains
+    deciding_features: tuple[str, ...]  # the ones with the highest gain, best first
+    metadata: Mapping[str, Any]  # all of model.json
+
+    def predict(self, rows: Array) -> Prediction:
+        """Return calibrated probabilities and out-of-domain ratios of feature rows, shape (rows, features)."""
+        rows = np.asarray(rows, dtype=np.float64)
+        return Prediction(
+            probabilities=softmax(self.trees.raw(rows) / self.temperature),
+            out_of_domain_ratio=self.domain.ratio(rows),
+        )
+
+
+def load(directory: Path = BUNDLED) -> Model:
+    """Load the bundle in `directory`; raises BundleError with the reason where it does not fit."""
+    text = _read(directory / JSON_NAME)
+    packed = _read(directory / ARRAYS_NAME)
+    try:
+        metadata = json.loads(text)
+    except ValueError as error:
+        raise BundleError(f"{directory / JSON_NAME} is no JSON: {error}; install the bundle again") from error
+    if not isinstance(metadata, dict):
+        raise _unfit(directory, "model.json is no object")
+    _check_metadata(directory, metadata)
+    digest = hashlib.sha256(packed).hexdigest()
+    if digest != metadata.get("arrays_sha256"):
+        raise _unfit(directory, f"{ARRAYS_NAME} has SHA-256 {digest[:12]}…, not the one in {JSON_NAME}")
+    arrays = _unpack(directory, packed)
+    try:
+        model = Model(
+            version=str(metadata["version"]),
+            sha256=hashlib.sha256(packed + text).hexdigest(),
+            trees=Trees.from_arrays(arrays, features=len(FEATURES), classes=len(CLASSES)),
+            temperature=float(metadata["temperature"]),
+            domain=_domain(arrays, float(metadata["domain_threshold"])),
+            threshold=float(metadata["threshold"]),
+            deciding_features=tuple(str(name) for name in metadata["deciding_features"]),
+            metadata=metadata,
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise _unfit(directory, f"{type(error).__name__}: {error}") from error
+    if not (0.0 < model.temperature < float("inf") and 0.0 < model.threshold <= 1.0):
+        raise _unfit(directory, "temperature or threshold is out of range")
+    return model
+
+
+def feature_schema() -> list[dict[str, Any]]:
+    """Return what a bundle must say about its input: name, window and unit of every feature in order."""
+    return [{"name": f.name, "window_s": f.window_s, "unit": f.unit} for f in FEATURES]
+
+
+def _check_metadata(directory: Path, metadata: Mapping[str, Any]) -> None:
+    if metadata.get("schema") != SCHEMA:
+        raise _unfit(directory, f"bundle schema {metadata.get('schema')!r}, this version reads {SCHEMA}")
+    if metadata.get("estimator") != ESTIMATOR:
+        raise _unfit(directory, f"estimator {metadata.get('estimator')!r}, this version evaluates {ESTIMATOR}")
+    if metadata.get("classes") != list(CLASSES):
+        raise _unfit(directory, f"classes {metadata.get('classes')!r} are not {list(CLASSES)}")
+    theirs, ours = metadata.get("features"), feature_schema()
+    if theirs == ours:
+        return
+    names = [f.get("name") for f in theirs if isinstance(f, dict)] if isinstance(theirs, list) else []
+    for position, feature in enumerate(ours):
+        name = names[position] if position < len(names) else None
+        if name != feature["name"]:
+            raise _unfit(directory, f"feature {position} is {name!r}, this version computes {feature['name']!r}")
+    raise _unfit(directory, f"it wants {len(names)} features or other windows or units, this version has {len(ours)}")
+
+
+def _unpack(directory: Path, packed: bytes) -> dict[str, NDArray[Any]]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > _ARRAY_LIMIT_BYTES:
+                raise _unfit(directory, f"{ARRAYS_NAME} unpacks to more than {_ARRAY_LIMIT_BYTES} bytes")
+        with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise _unfit(directory, f"{ARRAYS_NAME} is no array file: {error}") from error
+
+
+def _domain(arrays: Mapping[str, NDArray[Any]], threshold: float) -> Domain:
+    means = np.asarray(arrays["domain_mean"], dtype=np.float64)
+    deviations = np.asarray(arrays["domain_deviation"], dtype=np.float64)
+    shape = (len(CLASSES), len(CORE_FEATURES))
+    if means.shape != shape or deviations.shape != shape:
+        raise ValueError(f"out-of-domain statistics are not of shape {shape}")
+    if not (np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations > 0).all() and threshold > 0):
+        raise ValueError("out-of-domain statistics are not finite and positive")
+    names = [feature.name for feature in FEATURES]
+    columns = np.array([names.index(name) for name in CORE_FEATURES], dtype=np.int64)
+    return Domain(columns=columns, means=means, deviations=deviations, threshold=threshold)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _SIZE_LIMIT_BYTES:
+            raise BundleError(f"model bundle file {path} is larger than {_SIZE_LIMIT_BYTES} bytes; install it again")
+        return path.read_bytes()
+    except OSError as error:
+        raise BundleError(
+            f"cannot read model bundle file {path}: {error.strerror}; train or install a bundle"
+        ) from error
+
+
+def _unfit(directory: Path, reason: str) -> BundleError:
+    return BundleError(f"model bundle {directory} does not fit: {reason}; train or install one for this version")

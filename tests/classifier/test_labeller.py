@@ -1,0 +1,259 @@
+"""Labeller: idle from physics, unknown with a reason, and labels that stay."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from agent.clock import Instant
+from agent.history import History
+from agent.records import GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Tick
+from agent.vocabulary import CLASSES, WORKLOADS
+from classifier.features import FEATURE_NAMES
+from classifier.labeller import Labeller, LabellerConfig
+from classifier.model import Prediction
+from classifier.smoothing import Smoother, SmoothingConfig
+
+KEY = GpuKey(0, "GPU-1")
+UTIL = FEATURE_NAMES.index("util__p50__60")
+LONG_UTIL = FEATURE_NAMES.index("util__p50__300")
+
+
+@dataclass
+class FakeModel:
+    """Says training above 50 % utilisation and inference below, with `sure`; counts its calls."""
+
+    sure: float = 0.99
+    ratio: float = 0.5
+    threshold: float = 0.7
+    deciding_features: tuple[str, ...] = ("sm__p50__60",)
+    calls: list[int] = field(default_factory=list)
+
+    def predict(self, rows):
+        self.calls.append(len(rows))
+        probabilities = np.full((len(rows), 4), (1 - self.sure) / 3)
+        for row, values in zip(probabilities, rows, strict=True):
+            utilization = values[LONG_UTIL] if math.isnan(values[UTIL]) else values[UTIL]
+            row[0 if utilization > 0.5 else 1] = self.sure
+        return Prediction(probabilities=probabilities, out_of_domain_ratio=np.full(len(rows), self.ratio))
+
+
+def sample(t, util=0.9, key=KEY, **more):
+    return GpuSample(monotonic_s=t, wall_s=1000 + t, key=key, utilization_ratio=util, **more)
+
+
+class Node:
+    """A history that is fed once a second, and the labeller's decision every five seconds."""
+
+    def __init__(self, model, config=LabellerConfig()):  # noqa: B008 - frozen
+        self.history = History()
+        self.labeller = Labeller(model, config)
+        self.decisions = []
+
+    def feed(self, start, end, util=0.9, *, step=1.0, rich=True, pids=None, **more):
+        t = float(start)
+        more = {**({"sm_active_ratio": util * 0.8} if rich else {}), **more}
+        while t < end:
+            records = [sample(t, util, **more)]
+            if pids is not None:
+                processes = tuple(GpuProcess(pid) for pid in pids)
+                records.append(GpuSlowSample(monotonic_s=t, wall_s=1000 + t, key=KEY, processes=processes))
+            self.history.ingest(Tick(monotonic_s=t, wall_s=1000 + t, records=tuple(records)))
+            if t % 5 == 0:
+                self.decide(t)
+            t += step
+        return self
+
+    def decide(self, t):
+        self.decisions.append(self.labeller.decide(Instant(t, 1000 + t), self.history)[0])
+        return self.decisions[-1]
+
+    def at(self, t):
+        return next(d for d in self.decisions if d.monotonic_s == t)
+
+
+def test_first_sample_gives_unknown_with_a_reason_and_no_probabilities():
+    decision = Node(FakeModel()).feed(0, 1).at(0)
+    assert (decision.workload, decision.reason) == ("unknown", "too_few_samples")
+    assert decision.probabilities is None
+    assert decision.telemetry_probabilities is None
+    assert decision.window_s == 0.0
+
+
+def test_label_comes_after_15_seconds_with_probabilities_that_sum_to_one():
+    node = Node(FakeModel()).feed(0, 31)
+    assert node.at(10).reason == "too_few_samples"
+    decision = node.at(15)
+    assert (decision.workload, decision.reason, decision.window_s) == ("training", None, 15.0)
+    assert tuple(decision.probabilities) == CLASSES
+    assert sum(decision.probabilities.values()) == pytest.approx(1.0, abs=1e-12)
+    assert decision.telemetry_probabilities == decision.probabilities
+    assert node.at(30).since_monotonic_s == 15.0
+    assert node.at(30).since_wall_s == 1015.0
+    assert decision.features["util__p50__60"] == 0.9
+    assert not any(math.isnan(value) for value in decision.features.values())
+
+
+@pytest.mark.parametrize("memory", [0, 60 * 2**30])
+@pytest.mark.parametrize("model", [None, FakeModel()])
+def test_two_per_cent_utilisation_is_idle_with_or_without_memory_or_model(memory, model):
+    node = Node(model).feed(0, 61, util=0.02, rich=False, memory_used_bytes=memory)
+    decision = node.at(60)
+    assert (decision.workload, decision.reason) == ("idle", None)
+    assert max(decision.probabilities, key=decision.probabilities.get) == "idle"
+
+
+@pytest.mark.parametrize("other", [{"sm_active_ratio": 0.5}, {"memory_utilization_ratio": 0.3}, {"power_watts": 600.0}])
+def test_activity_elsewhere_is_not_idle(other):
+    node = Node(FakeModel())
+    limits = GpuLimits(monotonic_s=0.0, wall_s=1000.0, key=KEY, power_limit_watts=700.0)
+    node.history.ingest(Tick(monotonic_s=0.0, wall_s=1000.0, records=(limits,)))
+    node.feed(0, 61, util=0.0, rich=False, **other)
+    assert all(decision.workload != "idle" for decision in node.decisions)
+
+
+def test_idle_needs_a_full_minute_after_work():
+    node = Node(FakeModel()).feed(0, 100).feed(100, 200, util=0.0)
+    assert node.at(150).workload != "idle"
+    # At 155 the last minute holds 4 busy samples of 60, at 160 none; p95 leaves 3 out.
+    assert node.at(155).workload != "idle"
+    assert node.at(160).workload == "idle"
+    node.feed(200, 300)
+    labels = [decision.workload for decision in node.decisions if decision.monotonic_s >= 200]
+    assert labels[:2] == ["idle", "idle"]  # a second of work does not end it
+    assert labels[-1] == "training"
+
+
+def test_without_a_model_busy_is_unknown():
+    decision = Node(None).feed(0, 61).at(60)
+    assert (decision.workload, decision.reason, decision.probabilities) == ("unknown", "no_model", None)
+
+
+def test_samples_that_stop_are_a_gap_after_three_periods():
+    node = Node(FakeModel()).feed(0, 61)
+    assert node.decide(63.0).workload == "training"
+    decision = node.decide(64.0)  # the newest sample is of t = 60
+    assert (decision.workload, decision.reason, decision.probabilities) == ("unknown", "gap", None)
+    assert decision.since_monotonic_s == 64.0
+
+
+def test_after_a_gap_evidence_starts_anew():
+    node = Node(FakeModel()).feed(0, 61, util=0.0).feed(120, 151, util=0.0)
+    assert node.at(60).workload == "idle"
+    assert node.at(120).reason == "gap"
+    assert node.at(130).reason == "gap"
+    assert (node.at(135).workload, node.at(135).window_s) == ("idle", 15.0)
+    assert node.at(135).since_monotonic_s == 135.0
+
+
+def test_a_slow_log_has_no_gaps():
+    node = Node(FakeModel()).feed(0, 601, step=60.0)
+    assert [d.reason for d in node.decisions[:4]] == ["too_few_samples"] * 4
+    assert node.at(240).workload == "training"  # the fifth sample
+    assert node.at(600).workload == "training"
+
+
+def test_lost_gpu_is_unknown_and_starts_anew_when_it_is_back():
+    node = Node(FakeModel()).feed(0, 61)
+    lost = GpuState(monotonic_s=61.0, wall_s=1061.0, key=KEY, state="lost")
+    node.history.ingest(Tick(monotonic_s=61.0, wall_s=1061.0, records=(lost,)))
+    decision = node.decide(61.0)
+    assert (decision.workload, decision.reason) == ("unknown", "gpu_lost")
+    back = GpuState(monotonic_s=62.0, wall_s=1062.0, key=KEY, state="ok")
+    node.history.ingest(Tick(monotonic_s=62.0, wall_s=1062.0, records=(back,)))
+    node.feed(62, 91)
+    assert node.at(70).reason == "too_few_samples"
+    assert node.at(80).workload == "training"
+
+
+def test_out_of_domain_is_unknown_without_probabilities():
+    decision = Node(FakeModel(ratio=1.2)).feed(0, 31).at(30)
+    assert (decision.workload, decision.reason, decision.probabilities) == ("unknown", "out_of_domain", None)
+    assert decision.out_of_domain_ratio == 1.2
+
+
+def test_unsure_model_is_ambiguous_with_its_probabilities():
+    decision = Node(FakeModel(sure=0.6)).feed(0, 61).at(60)
+    assert (decision.workload, decision.reason) == ("unknown", "ambiguous")
+    assert decision.probabilities["training"] == pytest.approx(0.6)
+
+
+def test_weak_evidence_does_not_grow_strong_by_repetition():
+    node = Node(FakeModel(sure=0.65)).feed(0, 900)
+    assert {decision.workload for decision in node.decisions} == {"unknown"}
+
+
+def test_nvidia_smi_columns_alone_need_two_minutes_and_a_high_probability():
+    node = Node(FakeModel(sure=0.99)).feed(0, 181, rich=False)
+    assert node.at(115).reason == "ambiguous"
+    assert node.at(180).workload == "training"
+    assert Node(FakeModel(sure=0.95)).feed(0, 181, rich=False).at(180).reason == "ambiguous"
+    assert Node(FakeModel(sure=0.95)).feed(0, 181, rich=True).at(180).workload == "training"
+
+
+def test_short_change_does_not_move_the_label_and_a_lasting_one_does():
+    node = Node(FakeModel()).feed(0, 120).feed(120, 150, util=0.3)
+    assert node.at(145).workload == "training"  # the median of 60 s is still the old one
+    node.feed(150, 300, util=0.3)
+    labels = [decision.workload for decision in node.decisions[3:]]
+    changes = sum(a != b for a, b in itertools.pairwise(labels))
+    assert labels[-1] == "inference"
+    assert changes <= 2  # training, perhaps unknown, inference
+
+
+def test_another_set_of_processes_starts_anew_and_a_worker_more_does_not():
+    node = Node(FakeModel()).feed(0, 60, pids=(1, 2)).feed(60, 120, pids=(1, 2, 3))
+    assert node.at(65).workload == "training"
+    node.feed(120, 180, pids=(7,), util=0.3)
+    assert node.at(120).reason == "too_few_samples"
+    # Evidence of the new job alone: no slow way out of the old label.
+    assert (node.at(135).workload, node.at(135).window_s) == ("inference", 15.0)
+
+
+def test_wall_clock_steps_do_not_matter():
+    node = Node(FakeModel()).feed(0, 61)
+    decision = node.labeller.decide(Instant(61.0, 999_999.0), node.history)[0]
+    assert decision.workload == "training"
+    assert decision.since_wall_s == 999_999.0 - 46.0
+
+
+def test_all_gpus_are_judged_in_one_call_and_in_order():
+    model = FakeModel()
+    labeller, history = Labeller(model, LabellerConfig()), History()
+    keys = [GpuKey(index) for index in range(8)]
+    for t in range(61):
+        records = tuple(sample(float(t), util=0.0 if key.gpu == 3 else 0.8, key=key) for key in keys)
+        history.ingest(Tick(monotonic_s=float(t), wall_s=0.0, records=records))
+    decisions = labeller.decide(Instant(60.0, 0.0), history)
+    assert [decision.key for decision in decisions] == keys
+    assert model.calls == [7]
+    assert decisions[3].workload == "idle"
+
+
+def test_smoother_follows_evidence_and_probabilities_stay_normal():
+    smoother = Smoother(SmoothingConfig())
+    rng = np.random.default_rng(0)
+    for step in range(400):
+        raw = rng.random(4) ** 4 + 1e-9
+        label = smoother.update(step * 5.0, raw / raw.sum(), np.full(4, 0.7))
+        assert label in WORKLOADS
+        assert (label == "unknown") == (smoother.reason is not None)
+        assert smoother.posterior.sum() == pytest.approx(1.0)
+
+
+def test_smoother_confirms_before_it_changes_and_dates_the_change_back():
+    smoother = Smoother(SmoothingConfig(evidence_ratio=1.0, mean_s=1.0))
+    training, idle = np.array([0.97, 0.01, 0.01, 0.01]), np.array([0.01, 0.01, 0.97, 0.01])
+    threshold = np.full(4, 0.7)
+    for t in range(0, 60, 5):
+        assert smoother.update(float(t), training, threshold) == "training"
+    seen = [smoother.update(float(t), idle, threshold) for t in range(60, 100, 5)]
+    first = seen.index("idle")
+    assert seen[:first] == ["training"] * first
+    assert first >= 2
+    assert smoother.since_s == 60.0 + 5.0 * first - 10.0
+    assert smoother.refuse(100.0, "out_of_domain") == "idle"

@@ -1,0 +1,254 @@
+"""Model: NumPy evaluation equals scikit-learn, and a bundle that does not fit is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+from agent.errors import UsageError
+from agent.vocabulary import CLASSES
+from classifier.features import FEATURE_NAMES, FEATURES
+from classifier.model import ARRAYS_NAME, JSON_NAME, BundleError, load
+from classifier.training import TrainingConfig, train_on, trees_from
+from classifier.training_data import Dataset
+from classifier.trees import Trees, softmax
+
+
+def dataset(seed=0, groups=80, per_group=6):
+    """Return rows in which two features tell the class, with a third of all values missing."""
+    rng = np.random.default_rng(seed)
+    size = groups * per_group
+    labels = np.repeat(np.arange(groups) % len(CLASSES), per_group)
+    rows = rng.random((size, len(FEATURES)))
+    rows[:, 0] += labels
+    rows[:, FEATURE_NAMES.index("util__p50__60")] = labels / 4 + rng.random(size) * 0.2
+    rows[rng.random(rows.shape) < 0.3] = np.nan
+    kinds = np.array([f"kind{label}" for label in labels])
+    return Dataset(rows=rows, labels=labels, groups=np.repeat(np.arange(groups), per_group), kinds=kinds)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("bundle")
+    train_on(TrainingConfig(max_iter=8), dataset(), directory)
+    return directory
+
+
+@pytest.fixture
+def copy(bundle, tmp_path):
+    for path in bundle.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    return tmp_path
+
+
+def hard_rows(classifier, rng):
+    """Return rows at and beside every threshold, with infinities, extremes and nothing but NaN."""
+    width = classifier.n_features_in_
+    rows = [np.full(width, value) for value in (np.nan, np.inf, -np.inf, 0.0, 1e308, -1e308)]
+    for iteration in classifier._predictors:
+        for tree in iteration:
+            inner = tree.nodes[tree.nodes["is_leaf"] == 0]
+            for column, threshold in zip(inner["feature_idx"], inner["num_threshold"], strict=True):
+                for value in (threshold, np.nextafter(threshold, np.inf), np.nextafter(threshold, -np.inf)):
+                    row = rng.normal(size=width)
+                    row[rng.random(width) < 0.2] = np.nan
+                    row[column] = value
+                    rows.append(row)
+    return np.array(rows)
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    seed=some.integers(0, 10_000),
+    depth=some.integers(1, 6),
+    classes=some.integers(3, 5),
+    missing=some.sampled_from([0.0, 0.2, 0.6]),
+    grid=some.booleans(),
+)
+def test_trees_equal_scikit_learn(seed, depth, classes, missing, grid):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(240, 6))
+    if grid:
+        rows = np.round(rows * 2) / 2  # few values: thresholds fall between equal ones
+    rows[:3, 0], rows[3:6, 1] = np.inf, -np.inf
+    rows[rng.random(rows.shape) < missing] = np.nan
+    labels = rng.integers(0, classes, 240)
+    classifier = HistGradientBoostingClassifier(
+        max_iter=6, max_depth=depth, min_samples_leaf=3, learning_rate=0.5, random_state=seed, early_stopping=False
+    ).fit(rows, labels)
+    trees = trees_from(classifier)
+    for probe in (rows, hard_rows(classifier, rng)):
+        expected = classifier.decision_function(probe)
+        assert np.abs(trees.raw(probe) - expected).max() <= 1e-9
+        assert np.abs(softmax(trees.raw(probe)) - classifier.predict_proba(probe)).max() <= 1e-9
+
+
+def test_bundle_predicts_as_the_model_it_was_written_from(bundle):
+    model = load(bundle)
+    data = dataset(seed=5)
+    prediction = model.predict(data.rows)
+    assert prediction.probabilities.shape == (len(data.labels), 4)
+    assert prediction.probabilities.sum(axis=1) == pytest.approx(1.0, abs=1e-12)
+    right = prediction.probabilities.argmax(axis=1) == data.labels
+    assert right.mean() > 0.8
+    assert model.trees.depth <= 6
+
+
+def test_far_rows_are_out_of_domain_and_rows_of_nothing_are_not_judged(bundle):
+    model = load(bundle)
+    near = dataset(seed=6).rows
+    assert np.nanmean(model.predict(near).out_of_domain_ratio <= 1.0) > 0.95
+    assert (model.predict(np.full((1, len(FEATURES)), 50.0)).out_of_domain_ratio > 1.0).all()
+    empty = model.predict(np.full((2, len(FEATURES)), np.nan))
+    assert np.isnan(empty.out_of_domain_ratio).all()
+    assert np.isfinite(empty.probabilities).all()
+
+
+def test_equal_training_gives_equal_bytes(bundle, tmp_path):
+    train_on(TrainingConfig(max_iter=8), dataset(), tmp_path)
+    for path in bundle.iterdir():
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
+
+
+def change_json(directory, **changes):
+    path = directory / JSON_NAME
+    metadata = json.loads(path.read_text())
+    metadata.update(changes)
+    path.write_text(json.dumps(metadata))
+
+
+def refusal(directory):
+    with pytest.raises(BundleError) as caught:
+        load(directory)
+    assert isinstance(caught.value, UsageError)
+    return str(caught.value)
+
+
+def test_other_schema_estimator_or_classes_are_refused(copy):
+    change_json(copy, schema=99)
+    assert "schema 99" in refusal(copy)
+    change_json(copy, schema=1, estimator="RandomForestClassifier")
+    assert "RandomForestClassifier" in refusal(copy)
+    change_json(copy, estimator="HistGradientBoostingClassifier", classes=["a"])
+    assert "classes" in refusal(copy)
+
+
+def test_other_features_are_refused_and_named(copy):
+    features = json.loads((copy / JSON_NAME).read_text())["features"]
+    change_json(copy, features=[features[1], features[0], *features[2:]])
+    assert FEATURES[0].name in refusal(copy)
+    change_json(copy, features=features[:-1])
+    assert FEATURES[-1].name in refusal(copy)
+    change_json(copy, features=[*features, {"name": "extra__mean__60", "window_s": 60.0, "unit": "ratio"}])
+    assert f"{len(FEATURES) + 1} features" in refusal(copy)
+    change_json(copy, features=[{**features[0], "unit": "watts"}, *features[1:]])
+    assert "units" in refusal(copy)
+
+
+def test_changed_or_cut_arrays_are_refused(copy):
+    path = copy / ARRAYS_NAME
+    packed = bytearray(path.read_bytes())
+    packed[len(packed) // 2] ^= 1
+    path.write_bytes(bytes(packed))
+    assert "SHA-256" in refusal(copy)
+    path.write_bytes(b"")
+    assert "SHA-256" in refusal(copy)
+
+
+def repack(directory, **arrays):
+    """Replace arrays and correct the digest, as somebody would who builds a bundle by hand."""
+    import hashlib
+
+    path = directory / ARRAYS_NAME
+    with np.load(path) as stored:
+        merged = {name: stored[name] for name in stored.files}
+    merged.update(arrays)
+    np.savez(path, **{name: array for name, array in merged.items() if array is not None})
+    change_json(directory, arrays_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("left", np.zeros_like),  # a circle
+        ("left", lambda a: a + a.size),  # outside
+        ("feature", lambda a: a + 60_000),  # no such column
+        ("root", lambda a: a[:-1]),  # not a multiple of the classes
+        ("value", lambda a: a * np.nan),
+        ("threshold", lambda a: a.astype(np.float32)),
+        ("threshold", lambda a: a[:-1]),
+        ("domain_deviation", lambda a: a * 0.0),
+        ("domain_mean", lambda a: a[:, :-1]),
+        ("baseline", lambda _: None),
+    ],
+)
+def test_arrays_that_are_no_trees_are_refused(copy, name, change):
+    with np.load(copy / ARRAYS_NAME) as stored:
+        array = stored[name]
+    repack(copy, **{name: change(array)})
+    assert "does not fit" in refusal(copy)
+
+
+def test_pickled_objects_are_never_loaded(copy):
+    repack(copy, value=np.array([{"a": 1}], dtype=object))
+    assert "does not fit" in refusal(copy)
+
+
+def test_missing_or_broken_json_is_refused_with_its_path(copy):
+    (copy / JSON_NAME).write_text("{")
+    assert JSON_NAME in refusal(copy)
+    (copy / JSON_NAME).write_text("[]")
+    assert "no object" in refusal(copy)
+    (copy / JSON_NAME).unlink()
+    assert str(copy / JSON_NAME) in refusal(copy)
+
+
+@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"threshold": 2.0}, {"temperature": "warm"}])
+def test_numbers_out_of_range_are_refused(copy, changes):
+    change_json(copy, **changes)
+    assert "does not fit" in refusal(copy)
+
+
+def test_too_deep_trees_are_refused():
+    size = 9
+    chain = {
+        "root": np.array([0]),
+        "feature": np.zeros(size, dtype=np.int64),
+        "threshold": np.zeros(size),
+        "missing_left": np.zeros(size, dtype=bool),
+        "left": np.append(np.arange(1, size), size - 1),
+        "right": np.append(np.arange(1, size), size - 1),
+        "value": np.zeros(size),
+        "baseline": np.zeros(1),
+    }
+    with pytest.raises(ValueError, match="deeper"):
+        Trees.from_arrays(chain, features=1, classes=1)
+
+
+def test_other_estimators_are_refused_by_name():
+    from sklearn.tree import DecisionTreeClassifier
+
+    with pytest.raises(UsageError, match="DecisionTreeClassifier"):
+        trees_from(DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1]))
+    with pytest.raises(UsageError, match="RandomForestClassifier"):
+        train_on(replace(TrainingConfig(), estimator="RandomForestClassifier"), dataset(), None)
+
+
+_WITHOUT_SCIKIT_LEARN = """
+import sys
+sys.modules["sklearn"] = None
+import classifier.evaluation, classifier.labeller
+assert not any(name.startswith(("sklearn.", "scipy")) for name in sys.modules)
+"""
+
+
+def test_the_model_needs_no_scikit_learn():
+    subprocess.run([sys.executable, "-c", _WITHOUT_SCIKIT_LEARN], check=True)
