@@ -1,0 +1,45 @@
+"""Fixtures for all tests: the NVML emulator, in this process and for others."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from tests.nvml_emulator.emulator import Emulator, build
+
+EmulatorFactory = Callable[[str], Emulator]
+
+
+@pytest.fixture(scope="session")
+def nvml_emulator_library() -> Path:
+    """Path of the folder of the emulator's libnvidia-ml.so.1, built where a source is newer."""
+    return build()
+
+
+@pytest.fixture
+def nvml_emulator(
+    nvml_emulator_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EmulatorFactory]:
+    """Make an emulator from a script for this process: nvidia-ml-py finds it, for a library of its name is loaded."""
+    ctypes.CDLL(str(nvml_emulator_library / "libnvidia-ml.so.1"))
+    made: list[Emulator] = []
+
+    def make(script: str) -> Emulator:
+        emulator = Emulator(tmp_path, script)
+        for name, value in emulator.variables().items():
+            monkeypatch.setenv(name, value)
+        made.append(emulator)
+        return emulator
+
+    yield make
+    for emulator in made:
+        emulator.clear()
+    # The next test's nvmlInit reads its own script only where nobody holds the library.
+    with contextlib.suppress(pynvml.NVMLError):
+        while True:
+            pynvml.nvmlShutdown()
