@@ -28,7 +28,7 @@ _log: Final = logging.getLogger(__name__)
 class ScheduleConfig:
     """Tunables of the schedule."""
 
-    #: Seconds between two looks at the clocks; shortened to the shortest period of a job.
+    #: Seconds between two looks at the clocks; not above the shortest period, or a step may lose more than two ticks.
     guard_period_s: float = 0.5
     #: Seconds by which wall and monotonic clock may part, and by which a wait may run over, before it is acted upon.
     clock_tolerance_s: float = 1.0
@@ -244,6 +244,11 @@ class _Worker:
         self._is_hung = False
         self._thread = threading.Thread(target=self._loop, name=f"warpwatch-{job.name}", daemon=True)
 
+    @property
+    def is_idle(self) -> bool:
+        """True between two runs."""
+        return self._busy_since_s is None
+
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
@@ -386,6 +391,5 @@ class Schedule:
         return [PeriodicCall(worker.job.name, worker.job.period_s, worker.offer) for worker in self._workers]
 
     def _watch_clocks(self) -> None:
-        period_s = min([self._config.guard_period_s, *(worker.job.period_s for worker in self._workers)])
-        while not self._bell.wait(period_s):
-            self.check_clocks(period_s)
+        while not self._bell.wait(self._config.guard_period_s):
+            self.check_clocks(self._config.guard_period_s)
