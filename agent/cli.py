@@ -168,7 +168,9 @@ def _add_simulate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("kind", metavar="KIND", help="kind of work; an unknown one lists them")
     parser.add_argument("out", type=Path, metavar="OUT", help="trace to create; gzip where the name ends in .gz")
     parser.add_argument("--gpus", type=int, default=8, metavar="N", help="GPUs of the node, 1 to 16 (default: 8)")
-    parser.add_argument("--board", default="H100 SXM", metavar="NAME", help="GPU model (default: H100 SXM)")
+    parser.add_argument(
+        "--board", default="H100", metavar="NAME", help="GPU model; an unknown one lists them (default: H100)"
+    )
     parser.add_argument("--seconds", type=_positive, default=900.0, metavar="S", help="length (default: 900)")
     parser.add_argument("--interval", type=_positive, default=1.0, metavar="S", help="sample interval (default: 1)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="equal seeds give equal files (default: 1)")

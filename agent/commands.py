@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agent.clock import SystemClock, stopwatch
 from agent.config import format_config, load_config
+from agent.errors import UsageError
 
 log = logging.getLogger("warpwatch")
 
@@ -104,7 +105,6 @@ def record(arguments: argparse.Namespace) -> int:
             elapsed_s += step_s
             advance(step_s)
         schedule.stop(2.0)
-        samplers.close()
     log.info("recorded %d ticks in %s", recorder.ticks, arguments.out)
     if not recorder.gpu_ticks:
         log.warning("no GPU answered: %s holds the network and the disks alone", arguments.out)
@@ -117,25 +117,36 @@ def convert(arguments: argparse.Namespace) -> int:
 
     _log_to_stderr("warning")
     with _progress(arguments.input.name, "%", 100.0) as advance:
-        done = 0.0
-
-        def report(fraction: float) -> None:
-            nonlocal done
-            advance(100.0 * (fraction - done))
-            done = fraction
-
-        convert_file(arguments.input, arguments.out, log.warning, report)
+        convert_file(arguments.input, arguments.out, log.warning, _fractions_to(advance))
     return 0
 
 
 def simulate(arguments: argparse.Namespace) -> int:
     """Write a simulated trace."""
-    raise NotImplementedError
+    from classifier.simulator import Scenario, available_kinds, write_simulated
+
+    if arguments.kind not in available_kinds():
+        raise UsageError(f"unknown kind {arguments.kind!r}; choose one of {', '.join(available_kinds())}")
+    scenario = Scenario(
+        kind=arguments.kind,
+        board=arguments.board,
+        gpu_count=arguments.gpus,
+        duration_s=arguments.seconds,
+        interval_s=arguments.interval,
+    )
+    write_simulated(arguments.out, scenario, arguments.seed)
+    return 0
 
 
 def train(arguments: argparse.Namespace) -> int:
     """Train a model bundle on simulated traces."""
-    raise NotImplementedError
+    from classifier.training import TrainingConfig
+    from classifier.training import train as train_model
+
+    with _progress("training", "%", 100.0) as advance:
+        report = train_model(TrainingConfig(seed=arguments.seed), arguments.out, _fractions_to(advance))
+    print(report.format())
+    return 0
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -175,6 +186,18 @@ def _progress(name: str, unit: str, total: float | None = None) -> Iterator[Call
         total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=not sys.stderr.isatty()
     ) as bar:
         yield bar.update
+
+
+def _fractions_to(advance: Callable[[float], object]) -> Callable[[float], None]:
+    """Return what takes the fraction done so far and moves a bar of 100 % by the difference."""
+    done = 0.0
+
+    def report(fraction: float) -> None:
+        nonlocal done
+        advance(100.0 * (fraction - done))
+        done = fraction
+
+    return report
 
 
 def _stop_event() -> threading.Event:

@@ -2,6 +2,56 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
+from pathlib import Path
 
-log = logging.getLogger("warpwatch")
+from agent.config import Config
+from agent.importers import Trace, open_trace
+from agent.pipeline import Pipeline
+from classifier import model
+from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.registry import build_detectors
+from classifier.labeller import Labeller
+from exporters.snapshot import ModelInfo
+
+
+def build_pipeline(
+    config: Config,
+    *,
+    bundle: Path | None = None,
+    sample_interval_s: float = 1.0,
+    facts_hold: bool = False,
+    replay: bool = False,
+    demo_notice: str | None = None,
+) -> Pipeline:
+    """Return the pipeline that `config` describes, with the shipped model or the one in `bundle`.
+
+    Raises UsageError where the bundle does not fit. The other arguments are those of Pipeline.
+    """
+    loaded = model.load(bundle) if bundle else model.load()
+    baselines = PowerBaselines(config.detectors.baseline)
+    return Pipeline(
+        labeller=Labeller(loaded, config.labels),
+        detectors=build_detectors(config.detectors, baselines),
+        baselines=baselines,
+        sample_interval_s=sample_interval_s,
+        facts_hold=facts_hold,
+        replay=replay,
+        demo_notice=demo_notice,
+        model=ModelInfo(version=loaded.version, sha256=loaded.sha256),
+    )
+
+
+def build_replay(
+    config: Config, path: Path, warn: Callable[[str], None], *, bundle: Path | None = None
+) -> tuple[Trace, Pipeline]:
+    """Open a trace or foreign log and return it with the pipeline that suits it; raises UsageError as both do."""
+    trace = open_trace(path, warn)
+    pipeline = build_pipeline(
+        config,
+        bundle=bundle,
+        sample_interval_s=trace.header.interval_s,
+        facts_hold=trace.header.provenance == "imported",
+        replay=True,
+    )
+    return trace, pipeline

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.clock import Clock, stopwatch
+from agent.clock import Clock
 from agent.composition import build_pipeline
 from agent.config import Config
 from agent.pipeline import JUDGEMENT_PERIOD_S
 from agent.records import Tick
-from agent.samplers import Sampler, SamplerStatus, SourceUnavailableError
+from agent.samplers import Sampler
 from agent.samplers.demo import DemoSampler
 from agent.samplers.diskstats import DiskstatsSampler
 from agent.samplers.net_dev import NetDevSampler
@@ -47,37 +46,6 @@ class Samplers:
         if self.demo is not None:
             return self.demo.gpu_count, self.demo.gpu_count
         return None, None
-
-    def sample_once(self, clock: Clock, deliver: Callable[[Tick], None]) -> tuple[SamplerStatus, ...]:
-        """Probe and sample every source once, in turn, and return how each fared."""
-        statuses = []
-        for sampler in self.all:
-            started = stopwatch()
-            now = clock.now()
-            errors = dict(sampler.errors)
-            success = False
-            try:
-                if sampler.probe():
-                    deliver(Tick(monotonic_s=now.monotonic_s, wall_s=now.wall_s, records=tuple(sampler.sample(now))))
-                    success = True
-            except SourceUnavailableError as error:
-                errors[error.reason] = errors.get(error.reason, 0) + 1
-                log.warning("%s: %s", sampler.name, error)
-            statuses.append(
-                SamplerStatus(
-                    name=sampler.name,
-                    success=success,
-                    duration_s=stopwatch() - started,
-                    last_success_wall_s=now.wall_s if success else None,
-                    errors=errors,
-                )
-            )
-        return tuple(statuses)
-
-    def close(self) -> None:
-        """Release what the samplers hold."""
-        for sampler in self.all:
-            sampler.close()
 
 
 def build_samplers(config: Config, demo: Path | None = None) -> Samplers:
@@ -129,7 +97,6 @@ class Daemon:
         """Stop sampling and serving and release the driver, within two seconds."""
         self._schedule.stop(STOP_TIMEOUT_S)
         self._server.stop()
-        self._samplers.close()
 
     def _deliver(self, tick: Tick) -> None:
         with self._lock:
@@ -156,15 +123,15 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     """Sample every source once, without a schedule or a port, and return the page in Prometheus' text format."""
     samplers = build_samplers(config, demo)
     pipeline = build_pipeline(config, replay=demo is not None)
-    try:
-        statuses = samplers.sample_once(clock, pipeline.ingest)
-    finally:
-        samplers.close()
+    schedule = Schedule(samplers.all, clock, pipeline.ingest)
+    schedule.run_once()
     now = clock.now()
     pipeline.judge(now)
     expected, visible = samplers.gpu_counts()
-    snapshot = pipeline.snapshot(now, samplers=statuses, gpus_expected=expected, gpus_visible=visible)
-    return PrometheusPage(lambda: snapshot).text()
+    snapshot = pipeline.snapshot(now, samplers=schedule.statuses(), gpus_expected=expected, gpus_visible=visible)
+    for sampler in samplers.all:
+        sampler.close()
+    return PrometheusPage(lambda: snapshot).render() or b""
 
 
 def _demo_notice(path: Path, demo: DemoSampler | None) -> str:
