@@ -242,7 +242,7 @@ class TraceReader:
     def _parse(self, line: str, number: int, last_s: float) -> Tick | None:
         try:
             value = json.loads(line, parse_constant=_no_constant)
-            monotonic_s, wall_s = _number(value["t"]), _number(value["w"])
+            monotonic_s, wall_s = float(_decode_number(value["t"])), float(_decode_number(value["w"]))
             if monotonic_s < last_s - _DISORDER_S:
                 self._warn_once(f"{self._path}: time goes back in the middle; those lines are left out")
                 return None
@@ -260,12 +260,6 @@ class TraceReader:
             self._warn(message)
 
 
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("not a number")
-    return float(value)
-
-
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
@@ -277,9 +271,15 @@ def _decode_header(value: Json) -> TraceHeader:
     )
     known = {k: v for k, v in value.items() if k in _HEADER_FIELDS and k != "ground_truth"}
     header = TraceHeader(**known, ground_truth=phases)
-    if not isinstance(header.schema, int) or header.provenance not in PROVENANCES or _number(header.interval_s) <= 0:
+    if (
+        not isinstance(header.schema, int)
+        or header.provenance not in PROVENANCES
+        or _decode_number(header.interval_s) <= 0
+    ):
         raise ValueError("no header")
     if not isinstance(header.machine, dict) or not isinstance(header.samplers, dict):
+        raise TypeError("no header")
+    if not isinstance(header.label, str | None) or not isinstance(header.source, str | None):
         raise TypeError("no header")
     return header
 
@@ -327,6 +327,8 @@ def decode_records(
 def _decode_number(value: Json) -> float | int:
     if type(value) is not float and type(value) is not int:
         raise TypeError("not a number")
+    if not math.isfinite(value):  # 1e999 is JSON, and read as infinity
+        raise ValueError("not finite")
     return value
 
 
@@ -338,7 +340,7 @@ def _decode_text(value: Json) -> str:
 
 def _decode_key(value: Json) -> GpuKey:
     key = GpuKey(*value)
-    if not isinstance(key.gpu, int) or not isinstance(key.uuid, str | None):
+    if not isinstance(key.gpu, int) or not isinstance(key.uuid, str | None) or not isinstance(key.gpu_i_id, int | None):
         raise TypeError("not a GPU key")
     return key
 
@@ -348,7 +350,11 @@ def _decode_texts(value: Json) -> tuple[str, ...]:
 
 
 def _decode_processes(value: Json) -> tuple[GpuProcess, ...]:
-    return tuple(GpuProcess(*process) for process in value)
+    processes = tuple(GpuProcess(*process) for process in value)
+    for process in processes:
+        if not isinstance(process.pid, int) or not isinstance(process.memory_used_bytes, int | None):
+            raise TypeError("not a process")
+    return processes
 
 
 def _decode_seconds(value: Json) -> dict[str, float]:

@@ -206,7 +206,7 @@ def _interval(ahead: list[Reading], per_tick: int) -> float | None:
     if not positive:
         return None
     usual_s = statistics.median(positive)
-    if len(positive) < 0.9 * len(gaps):
+    if len(positive) < 0.75 * len(gaps):
         near = [gap for gap in gaps if gap <= 3 * usual_s]
         usual_s = sum(near) / len(near)
     return round(usual_s, 6) or None

@@ -108,4 +108,4 @@ def _encoding(head: bytes) -> str | None:
     if half and even > 0.9 * half and odd < 0.1 * half:
         return "utf-16-be"
     controls = sum(head.count(byte) for byte in (*range(9), *range(14, 27), *range(28, 32)))
-    return None if controls > 0.02 * len(head) else "utf-8"
+    return None if controls > 0.05 * len(head) else "utf-8"

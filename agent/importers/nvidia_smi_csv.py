@@ -77,11 +77,20 @@ _REASON_FIELDS: Final = {
     "hw_thermal_slowdown": "hw_thermal",
     "hw_power_brake_slowdown": "hw_power_brake",
 }
+
+
+def _bus(cell: str) -> str | None:
+    """Return a PCI address in upper case with the 8-digit domain of NVML; messages write it with 4 or 8 digits."""
+    address = text(cell)
+    domain, colon, rest = (address or "").upper().partition(":")
+    return f"{domain.zfill(8)}:{rest}" if colon else None
+
+
 _PLAIN: Final = {
     "timestamp": Column(WHICH, "time_s", parse_time),
     "index": Column(WHICH, "index", whole_number),
     "uuid": Column(WHICH, "uuid", text),
-    "pci.bus_id": Column(WHICH, "bus", text),
+    "pci.bus_id": Column(WHICH, "bus", _bus),
     "name": Column(INFO, "model_name", text),
     "driver_version": Column(INFO, "driver_version", text),
     "clocks_event_reasons.active": Column(SAMPLE, "clock_event_reasons", clock_event_reasons),
@@ -136,4 +145,4 @@ def read(text: LogText) -> ImportedTrace:
 def _lost_bus(line: str) -> str | None:
     """Return the PCI address in a message such as `Unable to determine the device handle for GPU ...: GPU is lost`."""
     match = _LOST.search(line)
-    return match[1] if match else None
+    return _bus(match[1]) if match else None

@@ -69,6 +69,7 @@ class Table:
         self._where = f"{text.path}: "
         self._warned: set[str] = set()
         self._damaged = 0
+        self._buses: set[str] = set()
 
     def readings(self) -> Iterator[Reading]:
         """Return the readings of all rows."""
@@ -120,6 +121,11 @@ class Table:
         """Take a line that is neither header nor row: a message that a GPU is lost, or damage."""
         bus = self._lost_bus(line.text) if self._lost_bus else None
         if bus is not None:
+            if bus not in self._buses:
+                self._warn_once(
+                    bus, f"line {line.number} says that GPU {bus} is lost, but no row holds that pci.bus_id"
+                )
+                return None
             return Reading(None, None, None, bus, "lost", {}, {}, {}, {})
         if not line.whole:
             self._text.warn(f"{self._where}left out torn last line {line.number}")
@@ -151,6 +157,9 @@ class Table:
             sample["clock_event_reasons"] = tuple(word for word in CLOCK_EVENT_REASONS if reasons.get(word))
         if reason_seconds:
             slow["clock_event_seconds_total"] = reason_seconds
+        if "bus" in which:
+            self._buses.add(which["bus"])
+            info["pci_bus_id"] = which["bus"]
         measured = sample or slow or limits
         return Reading(
             which.get("time_s"),
