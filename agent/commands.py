@@ -143,8 +143,8 @@ def train(arguments: argparse.Namespace) -> int:
     from classifier.training import TrainingConfig
     from classifier.training import train as train_model
 
-    with _progress("training", "%", 100.0) as advance:
-        report = train_model(TrainingConfig(seed=arguments.seed), arguments.out, _fractions_to(advance))
+    _log_to_stderr("info")
+    report = train_model(TrainingConfig(seed=arguments.seed), arguments.out, log.info)
     print(report.format())
     return 0
 
