@@ -6,61 +6,23 @@ A scrape touches no hardware: it takes the newest snapshot by reference and, mos
 from __future__ import annotations
 
 import gzip
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.exposition import generate_latest as generate_text
+from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-from prometheus_client.registry import Collector
 
-from exporters.metric_def import MIG_LABEL, MetricDef
+from exporters.exposition import Family, families_of, render
 from exporters.metrics import METRICS
 from exporters.snapshot import NodeSnapshot
 
 TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-#: A full page of 100 kB: level 1 gives 8.9 kB in 0.26 ms, level 3 8.7 kB in 0.31 ms, level 6 7.9 kB in 0.77 ms.
+#: A full page of 100 kB: level 1 gives 8.3 kB in 0.25 ms, level 3 8.2 kB in 0.27 ms, level 6 7.6 kB in 0.75 ms.
 _GZIP_LEVEL: Final = 3
-
-
-class SnapshotCollector(Collector):
-    """A prometheus_client collector over one snapshot."""
-
-    def __init__(self, snapshot: NodeSnapshot, rows: Iterable[MetricDef] = METRICS) -> None:
-        self._snapshot = snapshot
-        self._rows = tuple(rows)
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every family that has a series, in the order of the table."""
-        for row in self._rows:
-            family = Metric(row.full_name.removesuffix("_total"), row.help, row.kind, row.unit)
-            for labels, number in series_of(row, self._snapshot).items():
-                family.add_sample(row.full_name, dict(labels), number)
-            if family.samples:
-                yield family
-
-
-def series_of(row: MetricDef, snapshot: NodeSnapshot) -> Mapping[tuple[tuple[str, str], ...], float]:
-    """Return the series of one family by their labels: no None, no NaN, no label set twice (the first one stays)."""
-    series: dict[tuple[tuple[str, str], ...], float] = {}
-    for values, number in row.values(snapshot):
-        if number is None or not math.isfinite(number):
-            continue
-        pairs = zip(row.labels, values, strict=True)
-        labels = tuple((name, _printable(value)) for name, value in pairs if value or name != MIG_LABEL)
-        series.setdefault(labels, float(number))
-    return series
-
-
-def _printable(value: str) -> str:
-    """Return a label value that UTF-8 can hold: a name that was no UTF-8 in the kernel keeps its bytes as escapes."""
-    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def negotiate(accept: str | None) -> str:
@@ -105,6 +67,13 @@ def _quality(parameters: str) -> float:
     return quality if 0 <= quality <= 1 else 1.0
 
 
+def _own_family(metric: Metric) -> Family:
+    """Return a family of prometheus_client's process collector, which has one sample without labels."""
+    series: dict[tuple[str, ...], float] = {(): float(metric.samples[0].value)}
+    name = metric.samples[0].name
+    return Family(name=name, kind=metric.type, unit="", help=metric.documentation, labels=(), series=series)
+
+
 @dataclass(slots=True)
 class _Built:
     """What was rendered of one snapshot so far, by content type and coding."""
@@ -119,7 +88,7 @@ class PrometheusPage:
     def __init__(self, get_snapshot: Callable[[], NodeSnapshot | None], *, own_process: bool = True) -> None:
         """Serve the snapshot that `get_snapshot` returns; `own_process` adds process_* (not for equal bytes)."""
         self._get_snapshot = get_snapshot
-        self._own_process = own_process
+        self._process = ProcessCollector(registry=None) if own_process else None
         self._lock = threading.Lock()
         self._built: _Built | None = None
 
@@ -149,11 +118,7 @@ class PrometheusPage:
             return pages[content_type, gzipped]
 
     def _encode(self, snapshot: NodeSnapshot, content_type: str) -> bytes:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(SnapshotCollector(snapshot))
-        if self._own_process:
-            ProcessCollector(registry=registry)
-        if content_type == OPENMETRICS:
-            page: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # untyped in the library
-            return page
-        return generate_text(registry)
+        families = families_of(METRICS, snapshot)
+        if self._process is not None:
+            families += [_own_family(metric) for metric in self._process.collect()]
+        return render(families, openmetrics=content_type == OPENMETRICS)

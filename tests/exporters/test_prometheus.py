@@ -8,14 +8,20 @@ import shutil
 import subprocess
 
 import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest as generate_text
+from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from prometheus_client.registry import Collector
 
 from agent.records import NetworkSample
+from exporters.exposition import Family, families_of, render
 from exporters.metrics import METRICS
 from exporters.prometheus import OPENMETRICS, TEXT, PrometheusPage, accepts_gzip, negotiate
 from exporters.snapshot import NodeSnapshot
-from tests.exporters.snapshots import NOW, full_snapshot
+from tests.exporters.snapshots import NOW, full_snapshot, full_view, key_of
 
 PROCESS = {
     "process_virtual_memory_bytes",
@@ -95,16 +101,64 @@ def test_some_lines_as_they_are_written():
     uuid = "GPU-00000000-0000-0000-0000-000000000002"
     for line in (
         f'warpwatch_gpu_power_watts{{gpu="2",uuid="{uuid}"}} 602.5',  # 600.5 + index
-        f'warpwatch_gpu_workload{{gpu="2",uuid="{uuid}",workload="training"}} 1.0',
+        f'warpwatch_gpu_workload{{gpu="2",uuid="{uuid}",workload="training"}} 1',
         f'warpwatch_gpu_energy_joules_total{{gpu="2",uuid="{uuid}"}} 123456.789',
-        f'warpwatch_gpu_nvlink_receive_bytes_total{{gpu="2",uuid="{uuid}"}} 7.000000000000002e+15',
-        'warpwatch_infiniband_receive_bytes_total{device="ib0",port="1"} 4096.0',
-        'warpwatch_job_anomaly_severity{anomaly="missed_checkpoint",job_key="slurm:42"} 2.0',
-        'warpwatch_build_info{version="0.1.0"} 1.0',
-        "warpwatch_replay 0.0",
+        f'warpwatch_gpu_nvlink_receive_bytes_total{{gpu="2",uuid="{uuid}"}} 7000000000000002.0',
+        'warpwatch_infiniband_receive_bytes_total{device="ib0",port="1"} 4096',
+        'warpwatch_job_anomaly_severity{anomaly="missed_checkpoint",job_key="slurm:42"} 2',
+        'warpwatch_build_info{version="0.1.0"} 1',
+        "warpwatch_replay 0",
         "# TYPE warpwatch_gpu_energy_joules_total counter",
     ):
         assert line in page
+
+
+def test_the_library_renders_the_same_samples():
+    class Table(Collector):
+        def collect(self):
+            for family in families_of(METRICS, full_snapshot(gpus=2)):
+                metric = Metric(family.name.removesuffix("_total"), family.help, family.kind, family.unit)
+                for values, number in family.series.items():
+                    labels = dict(zip(family.labels, values, strict=True))
+                    if not labels.get("GPU_I_ID"):
+                        labels.pop("GPU_I_ID", None)
+                    metric.add_sample(family.name, labels, number)
+                yield metric
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Table())
+    for content_type, parse, generate in (
+        (TEXT, parse_text, generate_text),
+        (OPENMETRICS, parse_openmetrics, generate_openmetrics),
+    ):
+        ours = list(parse(page_of(full_snapshot(gpus=2), content_type, own_process=False)))
+        assert ours == list(parse(generate(registry).decode()))
+
+
+def test_a_mig_instance_has_its_label():
+    view = full_view(key_of(0)._replace(gpu_i_id=3))
+    page = page_of(NodeSnapshot(built=NOW, replay=False, gpus=(view,)), own_process=False)
+    labels = f'gpu="0",uuid="{key_of(0).uuid}",GPU_I_ID="3"'
+    assert f"warpwatch_gpu_utilization_ratio{{{labels}}} 0.97" in page.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (-3.0, "-3"),
+        (0.1, "0.1"),
+        (1e15, "1000000000000000.0"),
+        (2.0**60, "1.152921504606847e+18"),
+        (1_767_225_600.123, "1767225600.123"),
+    ],
+)
+def test_numbers_are_short_and_read_back_the_same(number, expected):
+    family = Family(name="x", kind="gauge", unit="", help="h", labels=(), series={(): number})
+    page = render([family], openmetrics=False).decode()
+    assert page == f"# HELP x h\n# TYPE x gauge\nx {expected}\n"
+    assert float(expected) == number
 
 
 def test_equal_snapshots_give_equal_bytes():

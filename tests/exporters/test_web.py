@@ -51,7 +51,7 @@ def request(server: WebServer, path: str, method: str = "GET", host: str = "127.
 def test_metrics_come_as_text_unless_openmetrics_is_asked_for(server):
     status, headers, body = request(server, "/metrics")
     assert (status, headers["Content-Type"]) == (200, TEXT)
-    assert b'warpwatch_build_info{version="0.1.0"} 1.0\n' in body
+    assert b'warpwatch_build_info{version="0.1.0"} 1\n' in body
     status, headers, body = request(server, "/metrics", Accept="application/openmetrics-text;version=1.0.0")
     assert (status, headers["Content-Type"]) == (200, OPENMETRICS)
     assert len(list(parse_openmetrics(body.decode()))) > 50

@@ -1,0 +1,101 @@
+"""Families of series as Prometheus' text format and OpenMetrics.
+
+prometheus_client renders the same, in three to five times the time of this loop: it escapes names character by
+character, and every name here is fixed. Its parsers are the judges in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+from exporters.metric_def import MIG_LABEL, MetricDef
+from exporters.snapshot import NodeSnapshot
+
+#: Whole numbers below this are written without a fraction; all of them are exact in a double.
+_WHOLE_BELOW: Final = 1e15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One family with its series: values by label values, in the order of `labels`."""
+
+    name: str  # of the samples: with _total for a counter
+    kind: str  # gauge or counter
+    unit: str
+    help: str
+    labels: tuple[str, ...]
+    series: Mapping[tuple[str, ...], float]
+
+
+def series_of(row: MetricDef, snapshot: NodeSnapshot) -> dict[tuple[str, ...], float]:
+    """Return the series of a row by their label values: no None, no NaN, no label set twice (the first one stays)."""
+    series: dict[tuple[str, ...], float] = {}
+    for values, number in row.values(snapshot):
+        if number is not None and math.isfinite(number):
+            series.setdefault(values, float(number))
+    return series
+
+
+def families_of(rows: Iterable[MetricDef], snapshot: NodeSnapshot) -> list[Family]:
+    """Return the families that have a series, in the order of the table."""
+    found = ((row, series_of(row, snapshot)) for row in rows)
+    return [
+        Family(name=row.full_name, kind=row.kind, unit=row.unit, help=row.help, labels=row.labels, series=series)
+        for row, series in found
+        if series
+    ]
+
+
+def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
+    """Return a page; both formats hold the same samples."""
+    lines: list[str] = []
+    for family in families:
+        name = family.name.removesuffix("_total") if openmetrics and family.kind == "counter" else family.name
+        lines.append(f"# HELP {name} {_escape_help(family.help, openmetrics=openmetrics)}")
+        lines.append(f"# TYPE {name} {family.kind}")
+        if openmetrics and family.unit:
+            lines.append(f"# UNIT {name} {family.unit}")
+        lines += [
+            f"{family.name}{_label_text(family.labels, values)} {_number_text(number)}"
+            for values, number in family.series.items()
+        ]
+    if openmetrics:
+        lines.append("# EOF")
+    return ("\n".join(lines) + "\n").encode("utf-8")
+
+
+def _label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Return `{name="value",...}`; a whole card has no MIG label at all, any other label may be empty."""
+    if not names:
+        return ""
+    if MIG_LABEL in names and not values[names.index(MIG_LABEL)]:
+        position = names.index(MIG_LABEL)
+        names, values = names[:position] + names[position + 1 :], values[:position] + values[position + 1 :]
+    return _template(names) % tuple(map(_escape, values))
+
+
+@lru_cache(maxsize=256)
+def _template(names: tuple[str, ...]) -> str:
+    return "{" + ",".join(f'{name}="%s"' for name in names) + "}"
+
+
+@lru_cache(maxsize=4096)
+def _escape(value: str) -> str:
+    """Return a label value escaped; a name that was no UTF-8 in the kernel keeps its bytes as escapes."""
+    if not value.isascii():
+        value = value.encode("utf-8", "backslashreplace").decode("utf-8")
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _escape_help(text: str, *, openmetrics: bool) -> str:
+    escaped = text.replace("\\", r"\\").replace("\n", r"\n")
+    return escaped.replace('"', r"\"") if openmetrics else escaped
+
+
+def _number_text(number: float) -> str:
+    """Return the shortest text that reads back as the same double."""
+    return str(int(number)) if abs(number) < _WHOLE_BELOW and number.is_integer() else repr(number)
