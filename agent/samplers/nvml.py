@@ -33,6 +33,8 @@ _MESSAGES: Final = {
     "no_gpus": "the NVIDIA driver is loaded but has no GPU; see nvidia-smi -L and dmesg",
     "hung": "the NVIDIA driver does not answer",
 }
+#: Reasons that are no fault: a host without GPUs, or before its driver is loaded.
+_ABSENT: Final = frozenset({"driver_not_loaded", "library_not_found", "no_gpus"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,8 @@ class NvmlConfig:
     """Time for all calls of one tick on one GPU; a GPU that takes longer is hung."""
     start_deadline_s: float = 15.0
     """Time for nvmlInit, which initialises GPUs without persistence mode."""
+    stop_deadline_s: float = 0.5
+    """Time for nvmlShutdown when the agent ends."""
     count_period_s: float = 10.0
     """Distance of looks at the number of GPUs."""
     restart_first_s: float = 10.0
@@ -100,6 +104,8 @@ class NvmlSampler:
         self._count_at_s = 0.0
         self._restart_at_s: float | None = None
         self._restart_pause_s = 0.0
+        self._is_restart_certain = False
+        self._logged_reason: str | None = None
 
     @property
     def period_s(self) -> float:
@@ -127,12 +133,21 @@ class NvmlSampler:
         return sum(slot.gpu is not None and slot.gpu.state != "lost" for slot in self._slots)
 
     def probe(self) -> bool:
-        """Return whether the driver is here and shows a GPU; starts the library where that is not done."""
+        """Return whether the driver is here and shows a GPU; starts the library where that is not done.
+
+        Says why not in the log, once; what is more than an absence is counted in `errors`.
+        """
         try:
             self._ensure_started()
         except SourceUnavailableError as error:
-            _log.debug("probe: %s", error)
+            is_absent = error.reason in _ABSENT
+            if not is_absent:
+                self._errors[error.reason] += 1
+            if error.reason != self._logged_reason:
+                _log.log(logging.INFO if is_absent else logging.WARNING, "%s", error)
+            self._logged_reason = error.reason
             return False
+        self._logged_reason = None
         return True
 
     def sample(self, now: Instant) -> Sequence[Record]:
@@ -144,7 +159,7 @@ class NvmlSampler:
         self._take_late()
         if self._restart_at_s is not None and now.monotonic_s >= self._restart_at_s:
             self._restart_at_s = None
-            self._start()
+            self._start(self._config.deadline_s)
         self._ensure_started()
         deadline = Deadline(self._config.deadline_s)
         is_counting = self._ask_count(now)
@@ -160,7 +175,7 @@ class NvmlSampler:
         is_idle = not any(slot.worker.busy for slot in self._slots) and not self._driver_thread.busy
         if is_idle and self._references:
             self._driver_thread.submit(partial(stop, self._references))
-            self._await_driver(self._config.deadline_s)
+            self._await_driver(self._config.stop_deadline_s)
         for slot in self._slots:
             slot.worker.stop()
         self._slots.clear()
@@ -173,17 +188,19 @@ class NvmlSampler:
 
     def _ensure_started(self) -> None:
         if self._driver is None or self._driver.count == 0:
-            self._start()
+            self._start(self._config.start_deadline_s)
 
-    def _start(self) -> None:
+    def _start(self, wait_s: float) -> None:
         """Start the library, after a shutdown where it runs, and lay out the slots; raises SourceUnavailableError."""
         self._driver = None
-        if not self._driver_thread.busy:
+        if self._driver_thread.busy:
+            wait_s = 0.0  # it hangs, and has been waited for
+        else:
             # A shutdown under a call that hangs is not safe; another start is, and is counted.
             is_hung = any(slot.worker.busy for slot in self._slots)
             self._driver_thread.submit(partial(start, self._references, stop_first=not is_hung))
         try:
-            driver = self._await_driver(self._config.start_deadline_s)
+            driver = self._await_driver(wait_s)
         except nvml.NvmlError as error:
             self._references = 0
             self._detach_all(0)
@@ -244,8 +261,9 @@ class NvmlSampler:
             _log.warning("the driver shows %d GPUs in place of %d", driver.count, self._driver.count)
             self._restart(now)
 
-    def _restart(self, now: Instant) -> None:
+    def _restart(self, now: Instant, *, is_certain: bool = True) -> None:
         """Start the library anew in the next tick, or after a pause where that was tried just now."""
+        self._is_restart_certain = is_certain or (self._is_restart_certain and self._restart_at_s is not None)
         if self._restart_at_s is None:
             self._restart_at_s = now.monotonic_s + self._restart_pause_s
             self._restart_pause_s = min(
@@ -256,8 +274,9 @@ class NvmlSampler:
         if self.visible_gpus < self._expected:
             # A lost GPU rarely comes back at once: never without a pause.
             self._restart_pause_s = max(self._restart_pause_s, self._config.restart_first_s)
-            self._restart(now)
-        elif self._restart_at_s is None:
+            self._restart(now, is_certain=False)
+        elif self._restart_at_s is None or not self._is_restart_certain:
+            self._restart_at_s = None  # whoever was missing is here: it only took long to attach
             self._restart_pause_s = 0.0
 
     # The GPUs.

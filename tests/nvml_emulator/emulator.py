@@ -175,7 +175,11 @@ class _ScriptWriter:
     def add(self, elapsed_s: float, records: Sequence[Record]) -> None:
         changes: dict[int, dict[str, str]] = {}
         for record in sorted((r for r in records if hasattr(r, "key")), key=lambda r: r.key.gpu):
-            gpu = self._gpus.setdefault(record.key, _Gpu(len(self._gpus)))
+            gpu = self._gpus.get(record.key)
+            if gpu is None:
+                # A value holds from its first point backwards as well, so a GPU is said to be well at first.
+                gpu = self._gpus[record.key] = _Gpu(len(self._gpus), last=_numbers(_STATE_VALUES["ok"]))
+                changes[gpu.number] = dict(gpu.last)
             if record.key.uuid is not None:
                 gpu.identity["uuid"] = record.key.uuid
             values = self._values(gpu, record, elapsed_s)
@@ -204,7 +208,7 @@ class _ScriptWriter:
                 gpu.identity.update({k: v for k, v in identity.items() if v})
                 return {}
             case GpuState():
-                return _numbers(_STATE_VALUES[record.state]) if record.state != "ok" or gpu.last.get("hang") else {}
+                return _numbers(_STATE_VALUES[record.state])
             case GpuSample():
                 return _numbers(_sample_values(record)) | _numbers(_rates_summed(gpu, record, elapsed_s))
             case GpuSlowSample():
