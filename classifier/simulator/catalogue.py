@@ -162,12 +162,14 @@ def random_scenario(
     board = str(rng.choice(boards, p=weights / weights.sum()))
     counts = (2, 4, 8) if collective else (1, 1, 2, 4, 8)
     begin = float(rng.uniform(300, 7200))
+    interval = float(rng.choice(intervals_s))
     return Scenario(
         kind=kind,
         board=board,
         gpu_count=8 if kind == _MIXED else int(rng.choice(counts)),
         duration_s=float(np.round(rng.uniform(*duration_s))),
-        interval_s=float(rng.choice(intervals_s)),
+        interval_s=interval,
+        jitter_s=interval * float(np.exp(rng.uniform(np.log(0.001), np.log(0.05)))),
         begin_s=begin if rng.random() < 0.6 else 0.0,
         infiniband=board in {"H100", "H200", "A100"} and bool(rng.random() < 0.5),
     )

@@ -112,7 +112,7 @@ def _served(draws: Draws, board: Board, ranks: int, length_s: float) -> tuple[li
     prefill_sm = draws.uniform("prefill_sm", 0.45, 0.92)
     prefill_tensor = draws.uniform("prefill_tensor", 0.25, 0.7)
     prefill_dram = draws.uniform("prefill_dram", 0.2, 0.5)
-    link = draws.uniform("nvlink_gb_s", 2, 45) * 1e9 if ranks > 1 and board.nvlink_bytes_per_second else 0.0
+    link = draws.uniform("nvlink_gb_s", 2, 45) * 1e9 * (ranks > 1)  # nothing where the board has no NVLink, see below
     idle_spin = draws.chance("idle_spin", 0.2) and ranks > 1
     waiting = float(draws.choice("blocks", ("8", "16", "24", "32"))) / board.multiprocessors
     working = filling + decoding
@@ -120,7 +120,9 @@ def _served(draws: Draws, board: Board, ranks: int, length_s: float) -> tuple[li
     decode_pcie = draws.log_uniform("decode_pcie_share", 0.02, 1.0)
     back = draws.log_uniform("pcie_asymmetry", 0.02, 0.6)
     # Prefill and decode pools push their caches one way; tensor parallel traffic is symmetric.
-    skewed = draws.uniform("nvlink_asymmetry", 0.96, 1.04) if rng.random() < 0.85 else float(rng.uniform(0.3, 1.7))
+    skewed = draws.uniform("nvlink_asymmetry", 0.96, 1.04) * (
+        1.0 if rng.random() < 0.85 else float(rng.uniform(0.3, 1.7))
+    )
     channels: list[dict[str, Array]] = []
     for rank in range(ranks):
         wobble = 1 + float(rng.normal(0, 0.015))
@@ -174,54 +176,9 @@ def batch_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> 
     ranks = len(gpus)
     load_s = draws.log_uniform("load_s", 5, 60)
     memory = draws.uniform("memory", 0.1, 0.95)
-    period = draws.log_uniform("batch_s", 0.1, 30)
-    spread = draws.log_uniform("batch_spread", 0.01, 0.5)
-    busy = draws.uniform("busy", 0.6, 1.0)
-    sm = draws.uniform("sm", 0.25, 0.88)
-    tensor = draws.uniform("tensor", 0.12 * sm, 0.66 * sm)
-    dram = draws.uniform("dram", 0.2, 0.8)
-    prefill = draws.uniform("prefill_share", 0.05, 0.95)
-    link = draws.uniform("nvlink_gb_s", 2, 60) * 1e9 if draws.chance("tensor_parallel", 0.5) and ranks > 1 else 0.0
-    link = min(link, 0.3 * board.nvlink_bytes_per_second)
-    pcie = draws.log_uniform("pcie_gb_s", 0.02, 3) * 1e9
-    work = {"busy": 1.0, "nvlink": 1.0}
-    breaks, levels = pieces(
-        [
-            (max(1e-3, 1 - busy), {"pcie_receive": 2.0, "pcie_transmit": 1.0}),
-            (busy * prefill, {**work, "sm": 1.2, "tensor": 1.6, "dram": 0.7, "pcie_receive": 0.5}),
-            (busy * (1 - prefill), {**work, "sm": 0.8, "tensor": 0.5, "dram": 1.3, "pcie_transmit": 0.2}),
-        ]
-    )
-    for name, mean, ceiling in (("sm", sm, 0.97), ("tensor", tensor, 0.9), ("dram", dram, 0.93)):
-        levels[name] = scale_to_mean(breaks, levels[name], mean, ceiling)
-    levels["pcie_receive"] = scale_to_mean(breaks, levels["pcie_receive"], pcie, board.pcie_bytes_per_second)
-    levels["pcie_transmit"] = scale_to_mean(breaks, levels["pcie_transmit"], 0.2 * pcie, board.pcie_bytes_per_second)
-    levels["nvlink_receive"] = levels.pop("nvlink") * link
-    levels["nvlink_transmit"] = levels["nvlink_receive"] * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
-    together = link > 0
     loaded = span.begin_s + load_s
-    first = max(span.start_s - 60, loaded)
-    shared = cycle_starts(draws.rng, first, span.end_s, period_s=period, spread=spread)
-    signals: list[Signal] = []
-    for _ in gpus:
-        own = shared if together else cycle_starts(draws.rng, first, span.end_s, period_s=period, spread=spread)
-        wobble = 1 + float(draws.rng.normal(0, 0.02))
-        scaled = {n: np.minimum(v * wobble, 0.99) if n in {"sm", "tensor", "dram"} else v for n, v in levels.items()}
-        signals.append(Cyclic(breaks, scaled, own))
-    source = draws.choice("input_from", ("cache", "disk_read", "network_receive"), (0.3, 0.4, 0.3))
-    host = [
-        HostLoad(
-            start_s=loaded,
-            end_s=span.end_s,
-            channel=draws.choice("output_to", ("disk_written", "network_transmit"), (0.7, 0.3)),
-            bytes_per_second=draws.log_uniform("output_bytes_per_second", 5e3, 2e7),
-            roughness=1.0,
-        )
-    ]
-    rate = draws.log_uniform("input_bytes_per_second", 1e5, 5e8)
-    if source != "cache":
-        host.append(HostLoad(start_s=loaded, end_s=span.end_s, channel=source, bytes_per_second=rate, roughness=0.8))
     copying = Constant({"pcie_receive": 1e9, "busy": 0.2, "dram": 0.02})
+    signals = _batches(draws, board, ranks, max(span.start_s - 60, loaded), span.end_s)
     return Job(
         gpus=gpus,
         stages=(
@@ -236,12 +193,63 @@ def batch_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> 
             Stage(
                 start_s=loaded,
                 end_s=max(loaded, span.end_s),
-                signals=tuple(signals),
+                signals=signals,
                 memory_ratio=(memory, memory),
                 workload="inference",
             ),
         ),
-        host=tuple(host),
+        host=_files(draws, loaded, span.end_s),
         power_gain=draws.uniform("power_gain", 0.65, 1.12),
         drift=draws.log_uniform("drift", 0.003, 0.03),
     )
+
+
+def _batches(draws: Draws, board: Board, ranks: int, start_s: float, end_s: float) -> tuple[Signal, ...]:
+    """Return batch after batch per rank: in step where ranks share a model, each at its own pace where not."""
+    period = draws.log_uniform("batch_s", 0.1, 30)
+    spread = draws.log_uniform("batch_spread", 0.01, 0.5)
+    busy = draws.uniform("busy", 0.6, 1.0)
+    sm = draws.uniform("sm", 0.25, 0.88)
+    tensor = draws.uniform("tensor", 0.12 * sm, 0.66 * sm)
+    dram = draws.uniform("dram", 0.2, 0.8)
+    prefill = draws.uniform("prefill_share", 0.05, 0.95)
+    link = draws.uniform("nvlink_gb_s", 2, 60) * 1e9 * draws.chance("tensor_parallel", 0.5) * (ranks > 1)
+    link = min(link, 0.3 * board.nvlink_bytes_per_second)
+    pcie = draws.log_uniform("pcie_gb_s", 0.02, 3) * 1e9
+    work = {"busy": 1.0, "nvlink": 1.0}
+    breaks, levels = pieces(
+        [
+            (max(1e-3, 1 - busy), {"pcie_receive": 2.0, "pcie_transmit": 1.0}),
+            (busy * prefill, {**work, "sm": 1.2, "tensor": 1.6, "dram": 0.7, "pcie_receive": 0.5}),
+            (busy * (1 - prefill), {**work, "sm": 0.8, "tensor": 0.5, "dram": 1.3, "pcie_transmit": 0.2}),
+        ]
+    )
+    for name, mean, ceiling in (("sm", sm, 0.97), ("tensor", tensor, 0.9), ("dram", dram, 0.93)):
+        levels[name] = scale_to_mean(breaks, levels[name], mean, ceiling)
+    for name, mean in (
+        ("pcie_receive", pcie),
+        ("pcie_transmit", pcie * draws.log_uniform("pcie_asymmetry", 0.02, 0.6)),
+    ):
+        levels[name] = scale_to_mean(breaks, levels[name], mean, board.pcie_bytes_per_second)
+    levels["nvlink_receive"] = levels.pop("nvlink") * link
+    levels["nvlink_transmit"] = levels["nvlink_receive"] * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
+    shared = cycle_starts(draws.rng, start_s, end_s, period_s=period, spread=spread)
+    signals: list[Signal] = []
+    for _ in range(ranks):
+        own = shared if link > 0 else cycle_starts(draws.rng, start_s, end_s, period_s=period, spread=spread)
+        wobble = 1 + float(draws.rng.normal(0, 0.02))
+        scaled = {n: np.minimum(v * wobble, 0.99) if n in {"sm", "tensor", "dram"} else v for n, v in levels.items()}
+        signals.append(Cyclic(breaks, scaled, own))
+    return tuple(signals)
+
+
+def _files(draws: Draws, start_s: float, end_s: float) -> tuple[HostLoad, ...]:
+    """Return what a batch reads and writes."""
+    target = draws.choice("output_to", ("disk_written", "network_transmit"), (0.7, 0.3))
+    written = draws.log_uniform("output_bytes_per_second", 5e3, 2e7)
+    source = draws.choice("input_from", ("cache", "disk_read", "network_receive"), (0.3, 0.4, 0.3))
+    read = draws.log_uniform("input_bytes_per_second", 1e5, 5e8)
+    output = HostLoad(start_s=start_s, end_s=end_s, channel=target, bytes_per_second=written, roughness=1.0)
+    if source == "cache":
+        return (output,)
+    return output, HostLoad(start_s=start_s, end_s=end_s, channel=source, bytes_per_second=read, roughness=0.8)

@@ -93,7 +93,7 @@ def simulate_arrays(scenario: Scenario, *, seed: int) -> SimulatedRun:
     return SimulatedRun(
         scenario=scenario,
         seed=seed,
-        header=_header(scenario, board, jobs, float(core_s[-1])),
+        header=_header(scenario, seed, jobs, float(core_s[-1])),
         core_s=core_s,
         slow_s=slow_s,
         gpus=tuple(gpus[gpu] for gpu in sorted(gpus)),
@@ -106,7 +106,9 @@ def _sample_times(rng: np.random.Generator, scenario: Scenario) -> tuple[Array, 
     count = int(scenario.duration_s / scenario.interval_s + 1e-9) + 1
     noise = rng.normal(0, scenario.jitter_s, count)
     noise[0] = 0.0
-    times = np.arange(count) * scenario.interval_s + np.clip(noise, -0.3 * scenario.interval_s, 0.3)
+    times = np.arange(count) * scenario.interval_s + np.clip(
+        noise, -0.3 * scenario.interval_s, 0.3 * scenario.interval_s
+    )
     every = max(1, round(scenario.slow_interval_s / scenario.interval_s))
     core: Array = np.maximum.accumulate(np.round(times, 3))
     return core, core[::every]
@@ -145,7 +147,7 @@ def _host_channels(scenario: Scenario, counters: dict[str, Array], core_s: Array
     return {name: rates[name] for name in HOST_CHANNELS if scenario.infiniband or not name.startswith("infiniband")}
 
 
-def _header(scenario: Scenario, board: Board, jobs: tuple[Job, ...], end_s: float) -> TraceHeader:
+def _header(scenario: Scenario, seed: int, jobs: tuple[Job, ...], end_s: float) -> TraceHeader:
     by_gpu = {gpu: _phases(job, rank, end_s) for job in jobs for rank, gpu in enumerate(job.gpus)}
     alike = len({tuple(phases) for phases in by_gpu.values()}) == 1
     phases: list[Phase] = []
@@ -161,8 +163,8 @@ def _header(scenario: Scenario, board: Board, jobs: tuple[Job, ...], end_s: floa
         label=workloads.pop() if len(workloads) == 1 else None,
         source=f"simulator/{scenario.kind}",
         machine={
-            "about": f"Simulated by warpwatch, no real machine: {scenario.kind}. See the simulator's documentation.",
-            "gpu_model": board.model_name,
+            "about": f"simulated: no real machine, {scenario.kind}, seed {seed}; made by warpwatch simulate",
+            "gpu_model": board_named(scenario.board).model_name,
             "gpu_count": scenario.gpu_count,
         },
         samplers={"simulator": str(SIMULATOR_VERSION)},

@@ -26,7 +26,7 @@ class Scenario:
     #: Seconds the workload had been running before the trace starts; 0 shows its start.
     begin_s: float = 0.0
     #: Standard deviation of the sampling times.
-    jitter_s: float = 0.002
+    jitter_s: float = 0.0
     #: Seconds between two readings of the slow values (energy, temperature, PCIe, processes).
     slow_interval_s: float = 5.0
     #: Whether the node has an InfiniBand port.
@@ -36,9 +36,10 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.gpu_count < 1:
             raise UsageError(f"a simulated node needs at least 1 GPU, not {self.gpu_count}")
-        if not (0 < self.interval_s <= self.duration_s):
+        if not (0.1 <= self.interval_s <= self.duration_s):
             raise UsageError(
-                f"the interval ({self.interval_s} s) must be above 0 and at most the duration ({self.duration_s} s)"
+                f"the interval ({self.interval_s} s) must be 0.1 s to the duration of the simulation"
+                f" ({self.duration_s} s)"
             )
 
 

@@ -141,10 +141,12 @@ def _profiling(rng: np.random.Generator, grid: Grid, activity: dict[str, Array],
     # Counting cycles is not exact: no ratio is the same twice, unless it is zero.
     noise = rng.uniform(0.002, 0.012)
     glitch = rng.random(core_s.size) < GLITCH_SHARE
-    seen: dict[str, Array] = {
-        name: np.round(np.minimum(values * (1 + noise * rng.standard_normal(core_s.size)), 1), 4) * ~glitch
-        for name, values in ratios.items()
-    }
+    seen: dict[str, Array] = {}
+    for name, values in ratios.items():
+        noisy = values * (1 + noise * rng.standard_normal(core_s.size))
+        read: Array = np.asarray(np.round(np.minimum(noisy, 1.0), 4), dtype=np.float64)
+        read[glitch] = 0.0
+        seen[name] = read
     return seen
 
 

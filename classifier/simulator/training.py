@@ -15,32 +15,10 @@ import numpy as np
 
 from classifier.simulator.boards import Board
 from classifier.simulator.scenario import Draws
-from classifier.simulator.signals import (
-    Array,
-    Constant,
-    Cyclic,
-    HostLoad,
-    Job,
-    Signal,
-    Stage,
-    cycle_starts,
-    pieces,
-    scale_to_mean,
-)
+from classifier.simulator.signals import Constant, HostLoad, Job, Signal, Stage
+from classifier.simulator.steps import Step, draw_step, step_signals
 
-FLAVOURS: Final = ("ddp", "fsdp", "pipeline", "offload", "single", "starved")
-_FLAVOUR_WEIGHTS: Final = (0.3, 0.22, 0.14, 0.08, 0.16, 0.1)
 SAVE_STYLES: Final = ("rank0", "all_ranks", "async")
-
-#: Per flavour: step seconds, SM activity, tensor share of it, DRAM activity, NVLink GB/s, busy share, step spread.
-_RANGES: Final[dict[str, tuple[tuple[float, float], ...]]] = {
-    "ddp": ((0.1, 6), (0.5, 0.92), (0.18, 0.7), (0.25, 0.6), (1, 40), (0.84, 1), (0.01, 0.05)),
-    "fsdp": ((0.3, 6), (0.38, 0.88), (0.25, 0.68), (0.22, 0.55), (15, 120), (0.93, 1), (0.01, 0.06)),
-    "pipeline": ((0.3, 4), (0.38, 0.6), (0.18, 0.45), (0.25, 0.45), (25, 70), (0.93, 1), (0.01, 0.05)),
-    "offload": ((2, 10), (0.06, 0.3), (0.4, 0.7), (0.03, 0.18), (1, 8), (0.08, 0.4), (0.01, 0.06)),
-    "single": ((0.1, 3), (0.4, 0.92), (0.1, 0.68), (0.3, 0.72), (0, 8), (0.8, 1), (0.02, 0.3)),
-    "starved": ((0.2, 5), (0.08, 0.5), (0.1, 0.5), (0.08, 0.4), (0, 6), (0.2, 0.7), (0.1, 0.6)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +30,9 @@ class Span:
     begin_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A training step of this job: its cycle per rank, and what it draws from."""
-
-    flavour: str
-    step_s: float
-    spread: float
-    breaks: Array
-    levels: dict[str, Array]
-    memory: float
-    skew: Array
-    wobble: Array  # factor on the activity per rank
-    waiting: float  # SM activity of a rank that waits in a collective
-
-
 def training_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, fault: str | None = None) -> Job:
     """Return a training job that fills `span`; `fault` is None, "stall" or "rank0_saves"."""
-    step = _draw_step(draws, board, len(gpus))
+    step = draw_step(draws, board, len(gpus))
     saves = _Saves(draws, fault)
     load_s = draws.log_uniform("load_s", 8, 90)
     warm_s = draws.log_uniform("warm_up_s", 6, 120)
@@ -111,80 +74,6 @@ def training_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, 
     )
 
 
-def _draw_step(draws: Draws, board: Board, ranks: int) -> _Step:
-    flavour = draws.choice("flavour", FLAVOURS, _FLAVOUR_WEIGHTS)
-    ranges = _RANGES[flavour]
-    step_s = draws.log_uniform("step_s", *ranges[0])
-    sm = draws.uniform("sm", *ranges[1])
-    tensor = draws.uniform("tensor", ranges[2][0] * sm, ranges[2][1] * sm)
-    dram = draws.uniform("dram", *ranges[3])
-    nvlink = draws.uniform("nvlink_gb_s", *ranges[4]) * 1e9
-    busy = draws.uniform("busy", *ranges[5])
-    spread = draws.log_uniform("step_spread", *ranges[6])
-    accumulation = round(draws.log_uniform("accumulation", 1, 16)) if flavour != "offload" else 1
-    exposed = draws.uniform("exposed", 0.0, 0.25) if ranks > 1 else 0.0
-    waiting = _waiting_share(draws, board)
-    pcie = draws.log_uniform("pcie_gb_s", 0.02, 2.0 if flavour in {"single", "starved"} else 0.15) * 1e9
-    bursty_pcie = draws.uniform("offload_gb_s", 4, 13) * 1e9 if flavour == "offload" else 0.0
-    if ranks == 1 or board.nvlink_bytes_per_second == 0:
-        nvlink = 0.0
-    nvlink = min(nvlink, 0.3 * board.nvlink_bytes_per_second)
-    link = 1.0 if flavour in {"fsdp", "pipeline"} else 0.0  # whether links are used during compute, too
-    rows: list[tuple[float, dict[str, float]]] = [(1 - busy, {"pcie_receive": 1.0, "pcie_transmit": bursty_pcie})]
-    compute = busy * (1 - exposed)
-    for micro in range(accumulation):
-        last = float(micro == accumulation - 1)
-        share = 0.92 * compute / accumulation
-        base = {"busy": 1.0, "dram": 1.0, "pcie_receive": 1.0, "nvlink": link * 0.6}
-        rows.append((share / 3, {**base, "sm": 0.95, "tensor": 0.95}))
-        rows.append((share * 2 / 3, {**base, "sm": 1.05, "tensor": 1.08, "nvlink": max(link, 0.4 * last)}))
-    if exposed > 0:
-        rows.append((busy * exposed, {"busy": 1.0, "spin": waiting, "dram": 0.3, "nvlink": 2.0}))
-    rows.append((0.08 * compute, {"busy": 1.0, "sm": 0.8, "dram": 1.5, "pcie_receive": 1.0, "nvlink": link * 0.3}))
-    breaks, levels = pieces(rows)
-    levels["sm"] = scale_to_mean(breaks, levels["sm"], sm - waiting * busy * exposed, 0.985)
-    levels["tensor"] = scale_to_mean(breaks, levels["tensor"], tensor, 0.9)
-    levels["dram"] = scale_to_mean(breaks, levels["dram"], dram, 0.95)
-    links = scale_to_mean(breaks, levels.pop("nvlink"), nvlink, 0.9 * max(board.nvlink_bytes_per_second, 1.0))
-    levels["nvlink_receive"] = links
-    levels["nvlink_transmit"] = links * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
-    levels["pcie_receive"] = scale_to_mean(breaks, levels["pcie_receive"], pcie, board.pcie_bytes_per_second)
-    levels["pcie_receive"] = levels["pcie_receive"] + bursty_pcie * (levels["busy"] < 0.5)
-    levels["pcie_transmit"] = levels["pcie_transmit"] + pcie * draws.uniform("pcie_asymmetry", 0.02, 0.5)
-    return _Step(
-        flavour=flavour,
-        step_s=step_s,
-        spread=spread,
-        breaks=breaks,
-        levels=levels,
-        memory=draws.uniform("memory", 0.12, 0.96),
-        skew=draws.rng.uniform(0, min(0.05, 0.1 * step_s), ranks),
-        wobble=1 + draws.rng.normal(0, draws.log_uniform("rank_spread", 0.003, 0.03), ranks),
-        waiting=waiting,
-    )
-
-
-def _waiting_share(draws: Draws, board: Board) -> float:
-    """Return the SM activity of a waiting rank: its collective's thread blocks over the multiprocessors.
-
-    Measured 24/132 on H100; the number of blocks depends on the collective and its tuning. A kernel that sleeps
-    between polls reads near zero, which both must be accepted as waiting.
-    """
-    blocks = float(draws.choice("blocks", ("1", "8", "16", "24", "32"), (0.1, 0.2, 0.25, 0.3, 0.15)))
-    return blocks / board.multiprocessors
-
-
-def _cyclic(draws: Draws, step: _Step, start_s: float, end_s: float, tail: float) -> tuple[Signal, ...]:
-    starts = cycle_starts(draws.rng, start_s, end_s, period_s=step.step_s, spread=step.spread, tail=tail)
-    signals: list[Signal] = []
-    for skew, wobble in zip(step.skew, step.wobble, strict=True):
-        levels = dict(step.levels)
-        for name in ("sm", "tensor", "dram"):
-            levels[name] = np.minimum(levels[name] * wobble, 0.99)
-        signals.append(Cyclic(step.breaks, levels, starts + skew))
-    return tuple(signals)
-
-
 def _absent(start_s: float, end_s: float, ranks: int) -> Stage:
     return Stage(
         start_s=start_s,
@@ -198,7 +87,7 @@ def _absent(start_s: float, end_s: float, ranks: int) -> Stage:
 
 
 def _open(
-    draws: Draws, step: _Step, board: Board, host: list[HostLoad], *, start_s: float, load_s: float, warm_s: float
+    draws: Draws, step: Step, board: Board, host: list[HostLoad], *, start_s: float, load_s: float, warm_s: float
 ) -> list[Stage]:
     """Return loading (memory grows, data comes in) and warm-up (ranks wait for each other, kernels compile)."""
     rng = draws.rng
@@ -252,7 +141,7 @@ class _Saves:
         self.channel = draws.choice("save_to", ("disk_written", "network_transmit"), (0.65, 0.35))
         self.offset = float(draws.rng.uniform(0.3, 1.0))
 
-    def signals(self, rng: np.random.Generator, step: _Step) -> tuple[Signal, ...]:
+    def signals(self, rng: np.random.Generator, step: Step) -> tuple[Signal, ...]:
         """Return what each rank does during a save."""
         ranks = step.skew.size
         per_rank = self.rate / (1 if self.style == "rank0" else ranks)
@@ -273,7 +162,7 @@ class _Saves:
 
 def _run(
     draws: Draws,
-    step: _Step,
+    step: Step,
     saves: _Saves,
     host: list[HostLoad],
     *,
@@ -299,7 +188,7 @@ def _run(
         yield Stage(
             start_s=now,
             end_s=end,
-            signals=_cyclic(draws, step, seen_from, end, tail),
+            signals=step_signals(draws, step, seen_from, end, tail),
             memory_ratio=(step.memory, step.memory),
             workload="training",
         )
@@ -328,7 +217,7 @@ def _run(
         now += blocking_s
 
 
-def _evaluation(step: _Step, start_s: float, end_s: float) -> Stage:
+def _evaluation(step: Step, start_s: float, end_s: float) -> Stage:
     """Return a forward-only stretch: no all-reduce, less activity."""
     means = {name: float(np.sum(level * np.diff(step.breaks))) for name, level in step.levels.items()}
     levels = {"busy": 0.9, "sm": 0.8 * means["sm"], "tensor": 0.85 * means["tensor"], "dram": 0.8 * means["dram"]}
@@ -354,7 +243,7 @@ class _Stall:
         self._missing = int(draws.rng.integers(64))
         self._sleeps = draws.chance("stall_sleeps", 0.2)
 
-    def stage(self, start_s: float, step: _Step) -> Stage:
+    def stage(self, start_s: float, step: Step) -> Stage:
         """Return the hang: the utilisation stays at 100 % while nothing moves."""
         ranks = step.skew.size
         spin = 0.004 if self._sleeps else step.waiting
