@@ -46,15 +46,17 @@ class BaselineConfig:
 
 @dataclass(slots=True)
 class _Learned:
-    """Observations of one GPU, in watts."""
+    """Observations of one GPU: watts, and the memory utilisation of work."""
 
     idle: deque[float]
     busy: deque[float]
+    memory: deque[float]
     last_s: float | None = None
     busy_s: float | None = None
     process_ids: frozenset[int] | None = field(default=None)
     context_idle_watts: float | None = None
     busy_watts: float | None = None
+    busy_memory_ratio: float | None = None
 
 
 class PowerBaselines:
@@ -71,7 +73,7 @@ class PowerBaselines:
             learned = self._gpus.get(key)
             if learned is None:
                 size = self._config.observations
-                learned = self._gpus[key] = _Learned(deque(maxlen=size), deque(maxlen=size))
+                learned = self._gpus[key] = _Learned(deque(maxlen=size), deque(maxlen=size), deque(maxlen=size))
             since = now.monotonic_s - learned.last_s if learned.last_s is not None else None
             if since is None or since >= self._config.observation_seconds:
                 learned.last_s = now.monotonic_s
@@ -92,12 +94,18 @@ class PowerBaselines:
         learned = self._gpus.get(key)
         return learned.busy_watts if learned else None
 
+    def busy_memory_utilization_ratio(self, key: GpuKey) -> float | None:
+        """Return the usual memory utilisation of this GPU at work; None where it is not measured or was not seen."""
+        learned = self._gpus.get(key)
+        return learned.busy_memory_ratio if learned else None
+
     def _observe(self, gpu: GpuHistory, learned: _Learned, now_s: float) -> None:
         config = self._config
         present = process_ids(gpu)
         if not is_same_work(learned.process_ids, present):
             learned.busy.clear()
-            learned.busy_watts = learned.busy_s = None
+            learned.memory.clear()
+            learned.busy_watts = learned.busy_s = learned.busy_memory_ratio = None
         learned.process_ids = present or learned.process_ids
         times = gpu.series("samples", now_s, config.settle_seconds).times
         utilization = aligned(gpu, "utilization_ratio", times, now_s, config.settle_seconds)
@@ -118,6 +126,8 @@ class PowerBaselines:
         if not works.any():
             return
         if bool(np.isfinite(memory[works]).any()):
+            learned.memory.append(float(np.nanmedian(memory[works])))
+            learned.busy_memory_ratio = float(np.median(learned.memory))
             self._learn_busy(learned, float(np.median(power[works])), now_s)
             return
         watts = float(np.quantile(power[works], 0.75))

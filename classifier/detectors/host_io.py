@@ -14,19 +14,25 @@ from agent.records import GpuKey
 
 #: Both have to be measured before silence means anything: checkpoints go to disks or over the network.
 _REQUIRED: Final = ("disk_written_bytes_per_second", "network_transmit_bytes_per_second")
-_HOST_CHANNELS: Final = (*_REQUIRED, "disk_read_bytes_per_second", "network_receive_bytes_per_second")
+_READS: Final = ("disk_read_bytes_per_second", "network_receive_bytes_per_second")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostIoConfig:
     """What counts as activity."""
 
-    #: A rate above this is activity, unless it went on like this before the wait.
+    #: A mean rate above this is activity, unless it went on like this before the wait, ...
     active_bytes_per_second: float = 50e6
+    #: ... and goes on for this long: a log that is flushed is no checkpoint.
+    sustained_seconds: float = 5.0
     #: Background is what was there before: a rate within this share of the median before the wait.
     background_share_ratio: float = 0.3
     #: Length of the time before the wait that shows the background.
     background_seconds: float = 300.0
+    #: A host rate this soon after the start still holds the last step ...
+    settle_seconds: float = 2.0
+    #: ... and reading this soon after it fills the queues of a data loader.
+    prefetch_seconds: float = 10.0
     #: PCIe counters are means over a slow tick; readings this soon after the start still hold work.
     pcie_settle_seconds: float = 6.0
     #: A host channel without a reading for this long is not seen.
@@ -54,8 +60,9 @@ def observe_host_io(
     host = history.host
     seen = all(host.latest(channel, now_s, config.stale_seconds) is not None for channel in _REQUIRED)
     active: list[float] = []
-    for channel in _HOST_CHANNELS:
-        during = host.series(channel, now_s, now_s - since_s)
+    for channel in (*_REQUIRED, *_READS):
+        settle_s = config.prefetch_seconds if channel in _READS else config.settle_seconds
+        during = host.series(channel, now_s, max(now_s - since_s - settle_s, 0.0))
         before = host.series(channel, since_s, config.background_seconds)
         active += during.times[_is_active(config, during, before)].tolist()
     for key in gpus:
@@ -73,12 +80,27 @@ def observe_host_io(
 
 
 def _is_active(config: HostIoConfig, during: Series, before: Series) -> NDArray[np.bool_]:
-    above: NDArray[np.bool_] = during.values > config.active_bytes_per_second
-    if before.size:
+    means = _trailing_means(during, config.sustained_seconds)
+    above: NDArray[np.bool_] = means > config.active_bytes_per_second
+    if before.size and above.any():
         usual = float(np.median(before.values))
         if usual > config.active_bytes_per_second:
+            # The first means are still rising, so that the readings themselves have to differ as well.
+            above &= np.abs(means / usual - 1.0) > config.background_share_ratio
             above &= np.abs(during.values / usual - 1.0) > config.background_share_ratio
     return above
+
+
+def _trailing_means(series: Series, seconds: float) -> Array:
+    """Return for each sample the mean rate over the `seconds` before it; time before the first sample counts as 0."""
+    if series.size < 2:
+        return np.zeros(series.size)
+    steps = np.diff(series.times, prepend=series.times[0] - float(np.median(np.diff(series.times))))
+    amounts = np.concatenate(([0.0], np.cumsum(series.values * steps)))
+    firsts = np.searchsorted(series.times, series.times - seconds, side="right")
+    # Readings further apart than `seconds` are means over more time already.
+    means: Array = (amounts[1:] - amounts[firsts]) / np.maximum(seconds, steps)
+    return means
 
 
 def _fell_silent(config: HostIoConfig, history: History, since_s: float, now_s: float) -> bool:

@@ -1,6 +1,6 @@
 """stalled_collective and collective_wait: GPUs that worked together wait in a collective operation, and nothing moves.
 
-What arms is the GPU's own past: at least three minutes of work in the last fifteen, with the same processes. Then the
+What arms is the GPU's own past: at least two minutes of work in the last fifteen, with the same processes. Then the
 signature of `wait_signature` starts a wait. Waits that began together are one group; a GPU that worked until then and
 reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall or a pause is decided by
 
@@ -11,7 +11,7 @@ reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall
 
 A label `inference` keeps it at info: idle tensor-parallel servers spin in the same kernel for hours. A GPU that waits
 without being armed (after a restart of the agent, at the start of a job) is left out, and so is one without a usable
-channel. Cannot see: a stall in which all GPUs read 0 % (no_progress), one that begins within three minutes of the
+channel. Cannot see: a stall in which all GPUs read 0 % (no_progress), one that begins within two minutes of the
 start, checkpoints whose bytes leave the host by a path that is not measured (RDMA storage).
 """
 
@@ -25,7 +25,7 @@ from agent.history import History
 from agent.records import GpuKey
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
-from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, power_bound
+from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
 from classifier.results import Assessment, Decision, Evidence
 
@@ -42,7 +42,9 @@ class StalledCollectiveConfig:
     #: The most that earlier waits or a busy odd one out can extend `confirm_seconds` to.
     confirm_max_seconds: float = 120.0
     #: Host I/O was active during the wait: critical once it has been quiet for this long.
-    quiet_after_io_seconds: float = 60.0
+    quiet_after_io_seconds: float = 45.0
+    #: Host I/O that ends this soon after the start was what came before: quiet for `confirm_seconds` is enough.
+    tail_seconds: float = 10.0
     #: Host I/O not seen: collective_wait becomes a warning after this long.
     blind_warning_seconds: float = 60.0
     #: Host I/O not seen, or active all the time: critical past this ...
@@ -130,9 +132,15 @@ class StalledCollectiveDetector:
             if watch is None:
                 watch = self._watches[key] = GpuWatch(self._config.signature, self._config.arm)
             if watch.wait_since_s is None:
+                # Learned values hold still during a wait, so that a long one does not become the new normal.
                 watch.busy_watts = self._baselines.busy_watts(key)
-            bound = power_bound(self._config.signature, self._baselines.context_idle_watts(key), watch.busy_watts)
-            watch.advance(gpu, now.monotonic_s, bound)
+                watch.bounds_watts = power_bounds(
+                    self._config.signature,
+                    self._baselines.context_idle_watts(key),
+                    watch.busy_watts,
+                    self._baselines.busy_memory_utilization_ratio(key),
+                )
+            watch.advance(gpu, now.monotonic_s)
 
     def _groups(self, now_s: float) -> list[_Group]:
         spread_s = self._config.start_spread_seconds
@@ -179,8 +187,8 @@ class StalledCollectiveDetector:
         if io.seen and io.last_active_s is None:
             threshold_s = self._confirm_seconds(group, past)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
-        elif io.seen and now_s - (io.last_active_s or 0.0) >= config.quiet_after_io_seconds:
-            threshold_s = config.quiet_after_io_seconds
+        elif io.seen and now_s - (io.last_active_s or 0.0) >= self._quiet_seconds(group, io):
+            threshold_s = self._quiet_seconds(group, io)
             reason, is_stalled, is_warning = "quiet_after_io", True, False
         else:
             threshold_s = max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
@@ -189,6 +197,8 @@ class StalledCollectiveDetector:
                 warning_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
             reason = "host_io_active" if io.seen else "host_io_not_seen"
             is_stalled, is_warning = waited_s > threshold_s, waited_s >= warning_s
+        # Once called, a stall lasts until the wait ends: what the host writes meanwhile is not its own doing.
+        is_stalled = is_stalled or any(self._watches[key].reported for key in group.members)
         wait = 0 if is_stalled else 2 if is_warning else 1
         return _Verdict(stalled=3 if is_stalled else 0, wait=wait, reason=reason, threshold_s=threshold_s)
 
@@ -200,6 +210,11 @@ class StalledCollectiveDetector:
         if is_alone and not io.fabric_fell_silent:
             return "alone"
         return "others_work" if self._works_with(group) else None
+
+    def _quiet_seconds(self, group: _Group, io: HostIo) -> float:
+        """Return how long the host has to be quiet after activity; activity at the start is a tail."""
+        is_early = io.last_active_s is not None and io.last_active_s - group.since_s <= self._config.tail_seconds
+        return self._config.confirm_seconds if is_early else self._config.quiet_after_io_seconds
 
     def _confirm_seconds(self, group: _Group, past: PastWaits) -> float:
         """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it."""

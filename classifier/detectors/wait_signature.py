@@ -10,7 +10,7 @@ and utilisation of the same moment.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,19 +48,38 @@ class SignatureConfig:
     power_share_ratio: float = 0.25
     #: ... or, where context-idle power was never seen, at this share of busy power.
     power_of_busy_ratio: float = 0.5
+    #: Where work shows at least this memory utilisation, its absence tells a wait by itself ...
+    contrast_memory_ratio: float = 0.1
+    #: ... and waiting power may reach this share of busy power: a waiting L4 or T4 draws 0.6 of what it draws at work.
+    power_of_contrast_ratio: float = 0.75
+    #: With tensor and DRAM activity both still, waiting power may reach this share of busy power: light work draws
+    #: little more than waiting does.
+    power_profiled_ratio: float = 0.85
 
 
-def power_bound(config: SignatureConfig, idle_watts: float | None, busy_watts: float | None) -> float | None:
-    """Return the highest power of a waiting sample in watts; None where busy power is not known."""
+class Bounds(NamedTuple):
+    """The highest power of a waiting sample in watts: by power alone, and where profiling shows stillness as well."""
+
+    plain: float
+    profiled: float
+
+
+def power_bounds(
+    config: SignatureConfig, idle_watts: float | None, busy_watts: float | None, busy_memory_ratio: float | None
+) -> Bounds | None:
+    """Return the bounds of one GPU from its baselines; None where busy power is not known."""
     if busy_watts is None:
         return None
-    if idle_watts is None or idle_watts >= 0.8 * busy_watts:
-        return config.power_of_busy_ratio * busy_watts
-    return idle_watts + config.power_share_ratio * (busy_watts - idle_watts)
+    bound = config.power_of_busy_ratio * busy_watts
+    if idle_watts is not None and idle_watts < config.power_of_contrast_ratio * busy_watts:
+        bound = idle_watts + config.power_share_ratio * (busy_watts - idle_watts)
+    if busy_memory_ratio is not None and busy_memory_ratio >= config.contrast_memory_ratio:
+        bound = max(bound, config.power_of_contrast_ratio * busy_watts)
+    return Bounds(bound, max(bound, config.power_profiled_ratio * busy_watts))
 
 
 def classify(
-    config: SignatureConfig, gpu: GpuHistory, now_s: float, seconds: float, bound_watts: float | None
+    config: SignatureConfig, gpu: GpuHistory, now_s: float, seconds: float, bounds_watts: Bounds | None
 ) -> tuple[Array, NDArray[np.int8], Array]:
     """Return times, codes (UNCLEAR, WORK, WAIT, QUIET) and utilisation of the samples of the last `seconds`."""
     times = gpu.series("samples", now_s, seconds).times
@@ -73,12 +92,10 @@ def classify(
     power, memory = values("power_watts"), values("memory_utilization_ratio")
     tensor, dram, sm = values("tensor_active_ratio"), values("dram_active_ratio"), values("sm_active_ratio")
     nvlink = values("nvlink_receive_bytes_per_second") + values("nvlink_transmit_bytes_per_second")
-    low_power = (
-        np.full(times.size, np.nan)
-        if bound_watts is None
-        else np.where(np.isfinite(power), (power <= bound_watts).astype(float), np.nan)
-    )
     profiled = np.isfinite(tensor) | np.isfinite(dram) | np.isfinite(sm)
+    still = (tensor < config.tensor_active_ratio) & (dram < config.dram_active_ratio)
+    bounds = np.where(still, *(bounds_watts or (np.nan, np.nan))[::-1])
+    low_power = np.where(np.isfinite(power) & np.isfinite(bounds), power <= bounds, np.nan)
     # Comparisons with NaN are false: a channel that does not exist never objects.
     moves = (memory > config.memory_utilization_ratio) | (tensor >= config.tensor_active_ratio)
     moves |= (dram >= config.dram_active_ratio) | (nvlink > config.nvlink_bytes_per_second)

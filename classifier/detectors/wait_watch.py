@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.history import GpuHistory
 from classifier.detectors.channels import interval_seconds, is_fresh, is_same_work, process_ids
-from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, classify
+from classifier.detectors.wait_signature import QUIET, WAIT, WORK, Bounds, SignatureConfig, classify
 
 _WORK_BIN_S = 10.0
 
@@ -17,7 +17,7 @@ class ArmConfig:
     """When a GPU has worked enough for its waiting to mean something."""
 
     #: Time with work, in bins of 10 s ...
-    arm_seconds: float = 180.0
+    arm_seconds: float = 120.0
     #: ... within this long before the wait.
     arm_window_seconds: float = 900.0
     #: A wait must follow work, or another wait, within this time.
@@ -63,7 +63,8 @@ class GpuWatch:
     reported: bool = False  # a finding of this wait is out: a gap does not restart it
     io_first_s: float | None = None  # first host I/O during this wait
     quiet_since_s: float | None = None
-    busy_watts: float | None = None  # frozen while waiting
+    busy_watts: float | None = None  # as learned; the caller holds both still while the GPU waits
+    bounds_watts: Bounds | None = None  # the highest power of a waiting sample
     past: PastWaits = field(default_factory=PastWaits)
     _last_match_s: float = 0.0
     _misses: int = 0
@@ -71,8 +72,8 @@ class GpuWatch:
     _quiet_sum: float = 0.0
     _ended: tuple[float, float, float | None] | None = None  # start, end, first host I/O of the wait that just ended
 
-    def advance(self, gpu: GpuHistory, now_s: float, bound_watts: float | None) -> None:
-        """Take the samples since the last call; `bound_watts` is the highest power of a waiting sample."""
+    def advance(self, gpu: GpuHistory, now_s: float) -> None:
+        """Take the samples since the last call; set `bounds_watts` before."""
         self.interval_s = interval_seconds(gpu, now_s)
         self.fresh = is_fresh(gpu, now_s, self.interval_s) and gpu.state in ("ok", "reset_required")
         present = process_ids(gpu)
@@ -80,7 +81,7 @@ class GpuWatch:
             self._forget()
         self.process_ids = present or self.process_ids
         lookback_s = 60.0 if self.seen_s is None else now_s - self.seen_s
-        times, codes, utilization = classify(self.signature, gpu, now_s, lookback_s, bound_watts)
+        times, codes, utilization = classify(self.signature, gpu, now_s, lookback_s, self.bounds_watts)
         for time_s, code, ratio in zip(times.tolist(), codes.tolist(), utilization.tolist(), strict=True):
             self._step(time_s, code)
             if code == QUIET:

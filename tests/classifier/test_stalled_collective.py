@@ -106,7 +106,7 @@ def test_active_host_io_is_a_checkpoint_for_as_long_as_it_lasts() -> None:
 def test_a_stall_after_a_checkpoint_has_begun_is_found_once_its_io_ends() -> None:
     host = lambda t: (800e6, 1e6) if 405 < t <= 430 else (1e6, 1e6)  # noqa: E731
     played = list(node(stall_at(400), host=host).play(600))
-    assert first(played, "stalled_collective", 3) == 490  # 60 s after the last activity at 430
+    assert first(played, "stalled_collective", 3) == 480  # 45 s after the last 5 s of activity end at 434
 
 
 def test_steady_traffic_of_another_job_does_not_hide_a_stall() -> None:
