@@ -30,6 +30,8 @@ SCHEMA: Final = 1
 PROVENANCES: Final = ("recorded", "simulated", "imported")
 #: Longest line that is read, in characters: a node of 16 GPUs with 100 processes each needs a tenth of it.
 MAX_LINE: Final = 1 << 20
+#: Longest pause that is taken for one: a time further ahead is damage, and replay would judge every second up to it.
+MAX_PAUSE_S: Final = 30 * 86_400.0
 #: How far lines of one recording may be out of order: more than a sampler run is given.
 _DISORDER_S: Final = 10.0
 _COMPRESSIONS: Final = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
@@ -246,6 +248,8 @@ class TraceReader:
             if monotonic_s < last_s - _DISORDER_S:
                 self._warn_once(f"{self._path}: time goes back in the middle; those lines are left out")
                 return None
+            if monotonic_s - last_s > MAX_PAUSE_S and math.isfinite(last_s):
+                raise ValueError("a month ahead")
             monotonic_s = max(monotonic_s, last_s)
             records = decode_records(value["r"], monotonic_s, wall_s, self._warn_once)
             return Tick(monotonic_s=monotonic_s, wall_s=wall_s, records=records)

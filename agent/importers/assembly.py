@@ -16,7 +16,7 @@ from agent.importers.identity import GpuNames, distances
 from agent.importers.logtext import LogText
 from agent.importers.reading import Reading
 from agent.records import GpuInfo, GpuKey, GpuLimits, GpuSample, GpuSlowSample, GpuState, Record, Tick
-from agent.trace import TraceHeader
+from agent.trace import MAX_PAUSE_S, TraceHeader
 
 #: Readings that are looked at before the first tick: for the interval, the number of GPUs and the model.
 LOOK_AHEAD: Final = 1024
@@ -44,7 +44,8 @@ class ImportedTrace:
     Readings of different GPUs that are less than half an interval apart become one tick, at the time of the first.
     Times count from the first tick and always go on: where the log repeats a time or goes back, one interval passes,
     and after a step back the log's clock is taken as moved by that much. A step forward cannot be told from a pause
-    and is kept as one. `wall_s` is what the log says, and `monotonic_s` where it holds no date.
+    and is kept as one, unless it is longer than 30 days: then a clock was set, and one interval passes. `wall_s` is
+    what the log says, and `monotonic_s` where it holds no date.
     """
 
     def __init__(self, text: LogText, source: str, readings: Iterator[Reading]) -> None:
@@ -185,10 +186,11 @@ class _LogClock:
         if log_s is None or self._first_s is None:
             return 0.0 if before_s is None else round(before_s + self._interval_s, 6)
         now_s = round(log_s - self._first_s + self._shift_s, 6)
-        if before_s is None or now_s > before_s:
+        if before_s is None or before_s < now_s <= before_s + MAX_PAUSE_S:
             return now_s
-        if log_before_s is not None and log_s < log_before_s:
-            self._warn(f"{self._where}: time goes back in the middle; taken as one interval each time it does")
+        if now_s > before_s or (log_before_s is not None and log_s < log_before_s):
+            way = "forward by months" if now_s > before_s else "back"
+            self._warn(f"{self._where}: time goes {way} in the middle; taken as one interval each time it does")
             now_s = round(before_s + self._interval_s, 6)
             self._shift_s = now_s - (log_s - self._first_s)
             return now_s
@@ -205,7 +207,7 @@ def _interval(ahead: list[Reading], per_tick: int) -> float | None:
     positive = [gap for gap in gaps if gap > 0]
     if not positive:
         return None
-    usual_s = statistics.median(positive)
+    usual_s = statistics.median_low(positive)
     if len(positive) < 0.75 * len(gaps):
         near = [gap for gap in gaps if gap <= 3 * usual_s]
         usual_s = sum(near) / len(near)

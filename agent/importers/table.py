@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from agent.importers.logtext import Line, LogText
@@ -109,7 +110,8 @@ class Table:
             cells = [next((end for end in ends if self._lookup(end) is not None), glued), *cells[first:]]
             columns = [self._lookup(cell) for cell in cells]
         known = [
-            _Cell(position, cells[position].strip(), column.part, column.field, column.parse, column.rank)
+            # Most cells repeat: names, limits, masks, an idle GPU.
+            _Cell(position, cells[position].strip(), column.part, column.field, _remembering(column), column.rank)
             for position, column in enumerate(columns)
             if column is not None
         ]
@@ -177,6 +179,10 @@ class Table:
         if about not in self._warned:
             self._warned.add(about)
             self._text.warn(self._where + message)
+
+
+def _remembering(column: Column) -> Parser:
+    return column.parse if column.field == "time_s" else lru_cache(maxsize=1024)(column.parse)
 
 
 def _parse(header: _Header, cells: list[str]) -> tuple[_Parts, list[_Cell]]:

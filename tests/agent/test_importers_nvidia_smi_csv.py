@@ -209,6 +209,14 @@ def test_clock_step_back_and_repeated_time_keep_time_going(tmp_path):
     assert sum("twice" in warning for warning in warnings) == 1
 
 
+def test_pause_of_days_is_kept_and_a_clock_set_forward_by_years_is_not(tmp_path):
+    times = ["1970/01/01 00:00:00", "1970/01/01 00:00:01", "2026/11/30 19:00:00", "2026/11/30 19:00:01"]
+    header, ticks, warnings = read(tmp_path, stamped([*times, "2026/12/03 19:00:01"]))
+    assert header.interval_s == 1.0
+    assert [tick.monotonic_s for tick in ticks] == [0.0, 1.0, 2.0, 3.0, 3.0 + 3 * 86_400]
+    assert sum("forward by months" in warning for warning in warnings) == 1
+
+
 def test_two_samples_a_second_with_times_in_whole_seconds_do_not_drift(tmp_path):
     times = [f"2026-11-30T19:00:{second:02}" for second in range(30) for _ in (0, 1)]
     header, ticks, _ = read(

@@ -171,6 +171,7 @@ def test_torn_last_line_costs_that_line_alone(tmp_path, cut):
         '{"t":"1","w":1,"r":{}}\n',
         '{"t":true,"w":1,"r":{}}\n',
         '{"t":1,"w":1e999,"r":{}}\n',
+        '{"t":1e300,"w":1,"r":{}}\n',
         '{"t":1,"w":1,"r":{"gpu_sample":[{"key":[0],"power_watts":-1e999}]}}\n',
         '{"t":1,"w":1,"r":{"gpu_sample":[{"key":[0,null,"x"]}]}}\n',
         '{"t":1,"w":1,"r":{"gpu_slow_sample":[{"key":[0],"processes":[["1"]]}]}}\n',
