@@ -21,6 +21,7 @@ from agent.records import GpuKey, GpuState, Record
 from agent.samplers import SourceUnavailableError
 from agent.samplers import nvml_binding as nvml
 from agent.samplers.nvml_device import NvmlDevice, Reading
+from agent.samplers.nvml_known import KnownGpu, free_number
 from agent.samplers.nvml_library import Driver, count_gpus, start, stop
 from agent.samplers.nvml_worker import Answer, Answers, Deadline, Worker, collect
 
@@ -62,23 +63,13 @@ class NvmlConfig:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class _Gpu:
-    """A GPU that was seen since the start; stays when it is gone."""
-
-    key: GpuKey
-    state: str = "ok"
-    slow_at_s: float = 0.0
-    limits_at_s: float = 0.0
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
 class _Slot:
     """A position in the driver's enumeration, with the thread for its calls."""
 
     index: int
     worker: Worker[NvmlDevice | Reading]
     device: NvmlDevice | None = None
-    gpu: _Gpu | None = None
+    gpu: KnownGpu | None = None
     may_call: bool = True  # False from a loss until the next start of the library
     is_late: bool = False  # the task under way is past its deadline: the GPU is hung
     is_void: bool = False  # the task under way uses a handle from before the last start of the library
@@ -91,10 +82,11 @@ class NvmlSampler:
 
     def __init__(self, config: NvmlConfig | None = None) -> None:
         self._config = config or NvmlConfig()
+        self._tolerance_s = self._config.period_s / 2  # ticks jitter
         self._errors: Counter[str] = Counter()
         self._driver_seconds = 0.0
         self._expected = 0
-        self._gpus: dict[str, _Gpu] = {}
+        self._gpus: dict[str, KnownGpu] = {}
         self._slots: list[_Slot] = []
         self._answers: Answers[NvmlDevice | Reading] = queue.SimpleQueue()
         self._driver_answers: Answers[Driver] = queue.SimpleQueue()
@@ -281,11 +273,11 @@ class NvmlSampler:
 
     # The GPUs.
 
-    def _read_all(self, now: Instant, deadline: Deadline) -> dict[_Gpu, Reading]:
+    def _read_all(self, now: Instant, deadline: Deadline) -> dict[KnownGpu, Reading]:
         for slot in self._slots:
             if not slot.worker.busy and slot.may_call:
                 self._submit(slot, now)
-        readings: dict[_Gpu, Reading] = {}
+        readings: dict[KnownGpu, Reading] = {}
         for answer in collect(self._answers, deadline, lambda: not self._waited()):
             answered = self._slot_of(answer)
             if answered is None:
@@ -311,13 +303,9 @@ class NvmlSampler:
             slot.worker.submit(partial(NvmlDevice, slot.index))
             return
         gpu = slot.gpu
-        tolerance_s = self._config.period_s / 2  # ticks jitter
-        slow = now.monotonic_s >= gpu.slow_at_s - tolerance_s
-        limits = now.monotonic_s >= gpu.limits_at_s - tolerance_s
-        gpu.slow_at_s = now.monotonic_s + self._config.slow_period_s if slow else gpu.slow_at_s
-        gpu.limits_at_s = now.monotonic_s + self._config.limits_period_s if limits else gpu.limits_at_s
-        version = self._driver.version if self._driver is not None else None
-        slot.worker.submit(partial(slot.device.read, gpu.key, now, slow=slow, limits=limits, driver_version=version))
+        slow = gpu.slow.take(now, self._config.slow_period_s, self._tolerance_s)
+        limits = gpu.limits.take(now, self._config.limits_period_s, self._tolerance_s)
+        slot.worker.submit(partial(slot.device.read, gpu.key, now, slow=slow, limits=limits))
 
     def _slot_of(self, answer: Answer[NvmlDevice | Reading]) -> _Slot | None:
         return next((slot for slot in self._slots if slot.worker is answer.worker), None)
@@ -356,22 +344,21 @@ class NvmlSampler:
         uuid = device.identity.uuid
         gpu = self._gpus.get(uuid)
         if gpu is None:
-            taken = {known.key.gpu for known in self._gpus.values()}
-            number = slot.index if slot.index not in taken else min(set(range(len(taken) + 1)) - taken)
-            gpu = self._gpus[uuid] = _Gpu(key=GpuKey(number, uuid))
+            number = free_number(slot.index, (known.key.gpu for known in self._gpus.values()))
+            gpu = self._gpus[uuid] = KnownGpu(key=GpuKey(number, uuid), identity=device.identity)
         for other in self._slots:
             if other.gpu is gpu and other is not slot:
                 if other.device is not None:
                     slot.may_call = False  # a driver that shows one GPU twice
                     return
                 other.gpu = None
-        gpu.slow_at_s = gpu.limits_at_s = 0.0
+        gpu.attached(device.identity)
         slot.device, slot.gpu = device, gpu
 
-    def _by_index(self) -> list[_Gpu]:
+    def _by_index(self) -> list[KnownGpu]:
         return sorted(self._gpus.values(), key=lambda gpu: gpu.key.gpu)
 
-    def _records(self, gpu: _Gpu, readings: Mapping[_Gpu, Reading], now: Instant) -> Sequence[Record]:
+    def _records(self, gpu: KnownGpu, readings: Mapping[KnownGpu, Reading], now: Instant) -> Sequence[Record]:
         reading = readings.get(gpu)
         slot = next((slot for slot in self._slots if slot.gpu is gpu), None)
         if reading is not None:
@@ -386,6 +373,12 @@ class NvmlSampler:
             level = logging.INFO if state == "ok" else logging.WARNING
             _log.log(level, "GPU %d (%s) is %s, was %s", gpu.key.gpu, gpu.key.uuid, state, gpu.state)
             gpu.state = state
+        records: list[Record] = []
+        if gpu.info.take(now, self._config.limits_period_s, self._tolerance_s):
+            # Of a lost GPU too: an alert has to name it.
+            records.append(gpu.info_record(now, self._driver.version if self._driver is not None else None))
         if reading is not None:
-            return reading.records
-        return (GpuState(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=gpu.key, state=state),)
+            records.extend(reading.records)
+        else:
+            records.append(GpuState(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=gpu.key, state=state))
+        return records

@@ -2,8 +2,9 @@
 
 Core tick (1 s): utilisation, memory, power, clocks, event reasons, NVLink bytes; microseconds of driver time each. Slow
 tick (5 s): energy, temperatures, PCIe bytes, processes; some milliseconds. nvmlDeviceGetPcieThroughput is never called:
-it blocks for 20 ms in each direction. The NVLink bytes are fields 138 and 139; boards with NVLink 5 count in the
-per-link fields 202 and 204 instead, which are not read yet, so they may have no NVLink bytes.
+it blocks for 20 ms in each direction. The NVLink bytes are fields 138 and 139 in the scope that sums over the links
+(the default scope is link 0 alone). Boards with NVLink 5 count in the per-link fields 202 and 204 instead, which are
+not read yet, and a driver may refuse the scope: such GPUs have no NVLink bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from agent.clock import Instant, stopwatch
-from agent.records import GpuInfo, GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Record
+from agent.records import GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Record
 from agent.samplers import nvml_binding as nvml
 
 T = TypeVar("T")
@@ -106,14 +107,14 @@ class NvmlDevice:
         device = None if minor is None else f"nvidia{minor}"
         self.identity = Identity(uuid=self._uuid, model_name=name, pci_bus_id=pci_bus_id, device=device)
 
-    def read(self, key: GpuKey, now: Instant, *, slow: bool, limits: bool, driver_version: str | None) -> Reading:
-        """Return the records of this tick: identity and limits, state and core sample, slow sample, as asked for."""
+    def read(self, key: GpuKey, now: Instant, *, slow: bool, limits: bool) -> Reading:
+        """Return the records of this tick: state and core sample, and limits and slow sample where asked for."""
         self._codes.clear()
         self._answered = 0
         records: list[Record] = []
         try:
             if limits:
-                records += [self._info(key, now, driver_version), self._limits(key, now)]
+                records.append(self._limits(key, now))
             core = self._core(key, now)
             records += [core, self._slow(key, now)] if slow else [core]
         except _TickOverError:
@@ -147,17 +148,6 @@ class NvmlDevice:
         # One call may dislike its argument; a void handle is disliked by all.
         void = {nvml.INVALID_ARGUMENT, nvml.GPU_NOT_FOUND} & self._codes
         return nvml.UNINITIALIZED in self._codes or (bool(void) and self._answered == 0)
-
-    def _info(self, key: GpuKey, now: Instant, driver_version: str | None) -> GpuInfo:
-        return GpuInfo(
-            monotonic_s=now.monotonic_s,
-            wall_s=now.wall_s,
-            key=key,
-            model_name=self.identity.model_name,
-            pci_bus_id=self.identity.pci_bus_id,
-            device=self.identity.device,
-            driver_version=driver_version,
-        )
 
     def _limits(self, key: GpuKey, now: Instant) -> GpuLimits:
         power = self._read("power_limit", nvml.power_limit_milliwatts)

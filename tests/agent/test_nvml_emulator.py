@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.clock import Instant
+from agent.clock import Instant, stopwatch
 from agent.records import (
     GpuInfo,
     GpuKey,
@@ -68,7 +68,6 @@ def busy_records(key: GpuKey, seconds: float) -> tuple[Record, ...]:
     """All that the NVML sampler brings, with whole NVML units, so that the round trip is exact."""
     now = times(seconds)
     return (
-        GpuState(**now, key=key, state="ok"),
         GpuInfo(
             **now,
             key=key,
@@ -77,6 +76,7 @@ def busy_records(key: GpuKey, seconds: float) -> tuple[Record, ...]:
             device=f"nvidia{7 - key.gpu}",
             driver_version="580.95.05",
         ),
+        GpuState(**now, key=key, state="ok"),
         GpuLimits(**now, key=key, power_limit_watts=700.0, sm_clock_max_hertz=1.98e9, memory_clock_max_hertz=2.619e9),
         GpuSample(
             **now,
@@ -170,6 +170,19 @@ def test_a_script_that_loops_starts_again_and_its_counters_go_on(nvml_emulator: 
     assert [sample.power_watts for sample in samples] == [100.0, 200.0, 100.0, 200.0]
     # 2048 bytes a second throughout.
     assert [sample.nvlink_receive_bytes_total for sample in samples] == [0, 7 * 2048, 12 * 2048, 36 * 2048]
+    sampler.close()
+
+
+def test_a_script_plays_by_the_clock_times_its_speed(nvml_emulator: EmulatorFactory) -> None:
+    ticks = [tick(s, GpuSample(**times(s), key=KEY, power_watts=watts)) for s, watts in ((0.0, 1.0), (3.6e6, 2.0))]
+    nvml_emulator(script_from_ticks(ticks, speed=1e7))  # 1000 hours in 0.36 s
+    sampler = NvmlSampler()
+    begin = stopwatch()
+    powers = [1.0]
+    while powers[-1] != 2.0 and stopwatch() - begin < 10:
+        records = sampler.sample(Instant(500.0 + len(powers), 0.0))
+        powers += [r.power_watts for r in records if isinstance(r, GpuSample)]
+    assert powers[-1] == 2.0
     sampler.close()
 
 

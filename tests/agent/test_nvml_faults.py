@@ -83,6 +83,16 @@ def test_a_lost_gpu_is_reported_every_tick_and_the_others_go_on(
     assert (sampler.expected_gpus, sampler.visible_gpus) == (3, 2)
 
 
+def test_a_lost_gpu_is_still_named(nvml_emulator: EmulatorFactory, sampler: NvmlSampler) -> None:
+    emulator = nvml_emulator(script(2))
+    infos = [record for record in sampler.sample(at(0)) if isinstance(record, GpuInfo)]
+    emulator.fail(GPU_IS_LOST, gpu=1)
+    for second in range(1, 60):
+        sampler.sample(at(second))
+    named = [record for record in sampler.sample(at(60)) if isinstance(record, GpuInfo) and record.key.gpu == 1]
+    assert [(record.model_name, record.pci_bus_id) for record in named] == [(infos[1].model_name, infos[1].pci_bus_id)]
+
+
 def test_a_lost_gpu_comes_back_with_its_number_after_a_growing_pause(
     nvml_emulator: EmulatorFactory, sampler: NvmlSampler
 ) -> None:

@@ -64,7 +64,6 @@ def test_every_value_has_its_place_and_its_unit(emulator: Emulator, sampler: Nvm
     times = {"monotonic_s": 1000.0, "wall_s": 1.8e9, "key": GpuKey(0, UUID)}
     assert sampler.probe()
     assert sampler.sample(at(0)) == [
-        GpuState(**times, state="ok"),
         GpuInfo(
             **times,
             model_name="NVIDIA H200",
@@ -72,6 +71,7 @@ def test_every_value_has_its_place_and_its_unit(emulator: Emulator, sampler: Nvm
             device="nvidia5",
             driver_version="570.124.06",
         ),
+        GpuState(**times, state="ok"),
         GpuLimits(**times, power_limit_watts=700.0, sm_clock_max_hertz=1.980e9, memory_clock_max_hertz=3.201e9),
         GpuSample(
             **times,

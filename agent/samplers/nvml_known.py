@@ -1,0 +1,59 @@
+"""The GPUs that were seen since the start, by UUID: their numbers, and which of their readings are due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from agent.clock import Instant
+from agent.records import GpuInfo, GpuKey
+from agent.samplers.nvml_device import Identity
+
+
+@dataclass(slots=True)
+class Due:
+    """When something slower than the core tick is due again; at once until it was taken."""
+
+    at_s: float = float("-inf")
+
+    def take(self, now: Instant, period_s: float, tolerance_s: float) -> bool:
+        """Return whether it is due, give or take `tolerance_s`, and if so set the next time."""
+        if now.monotonic_s < self.at_s - tolerance_s:
+            return False
+        self.at_s = now.monotonic_s + period_s
+        return True
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class KnownGpu:
+    """A GPU that was seen since the start; stays when it is gone."""
+
+    key: GpuKey
+    identity: Identity
+    state: str = "ok"
+    slow: Due = field(default_factory=Due)
+    limits: Due = field(default_factory=Due)
+    info: Due = field(default_factory=Due)
+
+    def attached(self, identity: Identity) -> None:
+        """Note that the GPU was found, for the first time or anew: everything is due."""
+        self.identity = identity
+        self.slow, self.limits, self.info = Due(), Due(), Due()
+
+    def info_record(self, now: Instant, driver_version: str | None) -> GpuInfo:
+        """Return the identity as a record of this moment."""
+        return GpuInfo(
+            monotonic_s=now.monotonic_s,
+            wall_s=now.wall_s,
+            key=self.key,
+            model_name=self.identity.model_name,
+            pci_bus_id=self.identity.pci_bus_id,
+            device=self.identity.device,
+            driver_version=driver_version,
+        )
+
+
+def free_number(index: int, taken: Iterable[int]) -> int:
+    """Return the number for a GPU that is new at this position of the driver: the position, or the lowest free one."""
+    numbers = set(taken)
+    return index if index not in numbers else min(set(range(len(numbers) + 1)) - numbers)
