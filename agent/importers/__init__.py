@@ -81,6 +81,8 @@ def open_trace(path: Path, warn: Callable[[str], None]) -> Trace:
 def _unknown(path: Path, head: Sequence[str]) -> UsageError:
     if nvidia_smi_csv.looks_headless(head):
         return UsageError(f"{path} has rows of nvidia-smi and no header line; log again without noheader")
+    if generic_csv.lacks_time(head):
+        return UsageError(f"{path} has no column t_s; the generic CSV needs it, in seconds from the start")
     if any("," in line for line in head):
         return UsageError(f"{path} has no column that is known here; expected {_ACCEPTED}")
     return UsageError(f"{path} is no GPU log; expected {_ACCEPTED}")

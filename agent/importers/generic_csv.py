@@ -49,6 +49,11 @@ def matches(head: Sequence[str]) -> bool:
     )
 
 
+def lacks_time(head: Sequence[str]) -> bool:
+    """Return whether the head of a log has value columns of this form, but no t_s."""
+    return not matches(head) and any(is_header(cells, _LOOKUP) for cells in map(split, head))
+
+
 def read(text: LogText) -> ImportedTrace:
     """Return the trace of a log in this form."""
     return ImportedTrace(text, NAME, Table(text, _LOOKUP).readings())

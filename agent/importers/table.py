@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from agent.importers.logtext import Line, LogText
 from agent.importers.reading import Reading
-from agent.importers.values import Parser, failure, is_absent
+from agent.importers.values import Parser, failure, is_absent, is_complete
 from agent.vocabulary import CLOCK_EVENT_REASONS
 
 #: The parts of a row, in the order of `_Parts`: which GPU and when, then fields by record.
@@ -138,8 +138,7 @@ class Table:
 
     def _without_cut_value(self, line: Line, cells: list[str]) -> None:
         """Empty the last cell of a last line without an end, unless a unit or a bracket shows that it is complete."""
-        last = cells[-1].strip()
-        if not line.whole and last and " " not in last and not last.endswith("]"):
+        if not line.whole and cells[-1].strip() and not is_complete(cells[-1]):
             self._text.warn(
                 f"{self._where}last line {line.number} has no end; left out its last value, which may be cut"
             )

@@ -116,6 +116,12 @@ def known_unit(dimension: str, unit: str) -> bool:
     return unit in _UNITS[dimension]
 
 
+def is_complete(cell: str) -> bool:
+    """Return whether a cell cannot have lost its end: a number with its unit, or a word in brackets."""
+    number, _, unit = cell.strip().partition(" ")
+    return cell.rstrip().endswith("]") or (number[:1].isdigit() and any(unit in units for units in _UNITS.values()))
+
+
 def whole_number(cell: str) -> int | None:
     """Return a count or an index from 0 to a million, also where a table tool wrote it as `3.0`; else None."""
     try:

@@ -43,6 +43,7 @@ def samples(ticks, kind=GpuSample):
         (b"a,b,c\n1,2,3\n", "util_gpu_pct"),
         (b"hello\nworld\n", "is no GPU log"),
         (b"t_s,gpu\n0,0\n", "no column that is known"),
+        (b"gpu,power_w\n0,70\n", "no column t_s"),
         (b"t_s,gpu,power_w\n", "holds no sample"),
         (b"2026/11/30 19:41:24.123, 0, 45 %, 1024 MiB\n", "without noheader"),
         (b"GPU-12345678-1234-1234-1234-123456789abc, 45, 1024\n", "without noheader"),

@@ -134,6 +134,12 @@ def test_last_cell_without_unit_and_line_end_is_the_only_thing_lost(tmp_path):
     assert [(s.utilization_ratio, s.power_watts) for s in of(ticks, GpuSample)] == [(0.05, 70.0), (0.06, None)]
 
 
+def test_a_cut_name_is_no_other_model(tmp_path):
+    _, ticks, _ = read(tmp_path, "index, utilization.gpu [%], name\n0, 5 %, NVIDIA A100\n0, 6 %, NVIDIA A10")
+    assert {info.model_name for info in of(ticks, GpuInfo)} == {"NVIDIA A100"}
+    assert len(of(ticks, GpuSample)) == 2
+
+
 @pytest.mark.parametrize(
     ("name", "field"),
     [
