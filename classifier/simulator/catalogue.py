@@ -118,7 +118,7 @@ def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Gen
         "save_to": "disk_written",
         "dataset_from": "disk_read",
         "dataset_bytes_per_second": 4e7,
-        "stall_at_s": 615.0,
+        "stall_at_s": 700.0,
         "stall_s": 215.0,
         "stall_variant": "all_wait",
         "stall_sleeps": 0.0,
@@ -126,6 +126,9 @@ def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Gen
         "power_gain": 1.0,
     }
     training |= dict(scenario.parameters)
+    # The job is submitted while the node already serves, as seen by an agent that has been there.
+    submitted_s = float(training.pop("submitted_s", 100.0))
+    later = Span(start_s=span.start_s, end_s=span.end_s, begin_s=max(span.begin_s, submitted_s))
     serving: dict[str, float | str] = {
         "memory": 0.9,
         "memory_grows": 0.0,
@@ -135,7 +138,7 @@ def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Gen
     }
     before = Span(start_s=span.start_s, end_s=span.end_s, begin_s=min(span.begin_s, -3600.0))
     return (
-        training_job(Draws(rng, training), board, (0, 1, 2, 3), span, "stall"),
+        training_job(Draws(rng, training), board, (0, 1, 2, 3), later, "stall"),
         serving_job(Draws(rng, serving), board, (4,), before),
         serving_job(Draws(rng, serving), board, (5,), before),
         loaded_idle_job(Draws(rng, {"memory": 0.2, "health_checks": 0.0}), board, (6,), span),
