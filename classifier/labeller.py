@@ -59,8 +59,8 @@ class LabellerConfig:
     #: Least probability of training, inference or other where only nvidia-smi's columns are measured. On sources never
     #: seen these columns alone do not tell training from inference, however sure a model is: hence so high.
     basic_threshold: float = 0.97
-    #: Least time of evidence in that case.
-    basic_minimum_s: float = 120.0
+    #: Least time of evidence in that case: the longest window of the features.
+    basic_minimum_s: float = 300.0
     smoothing: SmoothingConfig = field(default_factory=SmoothingConfig)
 
 
@@ -113,7 +113,10 @@ class Labeller:
             elif self._model is None:
                 decisions[key] = self._barred(now, gpu, state, NO_MODEL, span_s)
             else:
-                rich = any(signals.window(name, 60.0).size >= self._config.minimum_samples for name in _RICH_SIGNALS)
+                rich = any(
+                    signals.window(name, LONGEST_WINDOW_S).size >= self._config.minimum_samples
+                    for name in _RICH_SIGNALS
+                )
                 pending.append(_Evidence(gpu=gpu, state=state, row=compute(signals), rich=rich, span_s=span_s))
         if pending and self._model is not None:
             decisions.update(self._judge(now, pending, self._model))

@@ -187,12 +187,12 @@ def test_weak_evidence_does_not_grow_strong_by_repetition():
     assert {decision.workload for decision in node.decisions} == {"unknown"}
 
 
-def test_nvidia_smi_columns_alone_need_two_minutes_and_a_high_probability():
-    node = Node(FakeModel(sure=0.99)).feed(0, 181, rich=False)
-    assert node.at(115).reason == "ambiguous"
-    assert node.at(180).workload == "training"
-    assert Node(FakeModel(sure=0.95)).feed(0, 181, rich=False).at(180).reason == "ambiguous"
-    assert Node(FakeModel(sure=0.95)).feed(0, 181, rich=True).at(180).workload == "training"
+def test_nvidia_smi_columns_alone_need_five_minutes_and_a_high_probability():
+    node = Node(FakeModel(sure=0.99)).feed(0, 361, rich=False)
+    assert node.at(295).reason == "ambiguous"
+    assert node.at(360).workload == "training"
+    assert Node(FakeModel(sure=0.95)).feed(0, 361, rich=False).at(360).reason == "ambiguous"
+    assert Node(FakeModel(sure=0.95)).feed(0, 361, rich=True).at(360).workload == "training"
 
 
 def test_short_change_does_not_move_the_label_and_a_lasting_one_does():

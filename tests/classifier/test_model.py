@@ -38,7 +38,7 @@ def dataset(seed=0, groups=80, per_group=6):
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bundle")
-    train_on(TrainingConfig(max_iter=8), dataset(), directory)
+    train_on(TrainingConfig(max_iter=8, members=2), dataset(), directory)
     return directory
 
 
@@ -91,6 +91,19 @@ def test_trees_equal_scikit_learn(seed, depth, classes, missing, grid):
         assert np.abs(softmax(trees.raw(probe)) - classifier.predict_proba(probe)).max() <= 1e-9
 
 
+def test_members_are_averaged():
+    rng = np.random.default_rng(3)
+    rows, labels = rng.normal(size=(120, 4)), rng.integers(0, 4, 120)
+    members = [
+        HistGradientBoostingClassifier(
+            max_iter=4, max_depth=4, min_samples_leaf=3, random_state=seed, early_stopping=False
+        ).fit(rows[seed * 20 :], labels[seed * 20 :])
+        for seed in range(3)
+    ]
+    expected = np.mean([member.decision_function(rows) for member in members], axis=0)
+    assert np.abs(trees_from(*members).raw(rows) - expected).max() <= 1e-9
+
+
 def test_bundle_predicts_as_the_model_it_was_written_from(bundle):
     model = load(bundle)
     data = dataset(seed=5)
@@ -113,7 +126,7 @@ def test_far_rows_are_out_of_domain_and_rows_of_nothing_are_not_judged(bundle):
 
 
 def test_equal_training_gives_equal_bytes(bundle, tmp_path):
-    train_on(TrainingConfig(max_iter=8), dataset(), tmp_path)
+    train_on(TrainingConfig(max_iter=8, members=2), dataset(), tmp_path)
     for path in bundle.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
@@ -231,6 +244,14 @@ def test_too_deep_trees_are_refused():
     }
     with pytest.raises(ValueError, match="deeper"):
         Trees.from_arrays(chain, features=1, classes=1)
+
+
+def test_a_model_with_deeper_trees_cannot_be_exported():
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(400, 2))
+    deep = HistGradientBoostingClassifier(max_iter=2, max_depth=9, min_samples_leaf=1, early_stopping=False)
+    with pytest.raises(UsageError, match="deeper than 6"):
+        trees_from(deep.fit(rows, rng.integers(0, 3, 400)))
 
 
 def test_other_estimators_are_refused_by_name():

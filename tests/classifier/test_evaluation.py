@@ -1,0 +1,179 @@
+"""Evaluation: decisions are counted per source, outside loading and warm-up, with the baselines beside them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent.errors import UsageError
+from agent.records import GpuKey, GpuSample, Tick
+from agent.trace import TraceHeader
+from classifier.evaluation import EvaluationConfig, evaluate, read_index
+from classifier.evaluation_report import EvaluationReport, SourceScore
+from classifier.features import FEATURE_NAMES
+from classifier.model import Prediction
+
+REAL = Path(__file__).parents[3] / "shared" / "traces"
+POWER = FEATURE_NAMES.index("power__p50__60")
+
+
+class FakeModel:
+    """Says training where power is known and above half the limit, else inference."""
+
+    version = "fake"
+    threshold = 0.7
+    deciding_features = ()
+
+    def predict(self, rows):
+        probabilities = np.full((len(rows), 4), 0.002)
+        for row, values in zip(probabilities, rows, strict=True):
+            row[0 if values[POWER] > 0.5 else 1] = 0.994
+        return Prediction(probabilities=probabilities, out_of_domain_ratio=np.full(len(rows), 0.1))
+
+
+class FakeTrace:
+    """A trace of one GPU, once a second."""
+
+    def __init__(self, util, watts, seconds):
+        self.header = TraceHeader(provenance="imported", interval_s=1.0)
+        self._values = util, watts, seconds
+
+    def __iter__(self):
+        util, watts, seconds = self._values
+        for t in range(seconds):
+            sample = GpuSample(
+                monotonic_s=t, wall_s=t, key=GpuKey(0), utilization_ratio=util, power_watts=watts, sm_active_ratio=util
+            )
+            yield Tick(monotonic_s=float(t), wall_s=float(t), records=(sample,))
+
+
+TRACES = {
+    "a__one.csv": FakeTrace(0.9, 300.0, 101),
+    "b__two.csv": FakeTrace(0.9, 100.0, 101),
+    "c__three.csv": FakeTrace(0.0, 50.0, 101),
+    "a__four.csv": FakeTrace(0.9, 100.0, 101),
+}
+
+
+def opened(path, warn):
+    if path.name not in TRACES:
+        raise UsageError(f"cannot read {path}")
+    return TRACES[path.name]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "INDEX.csv").write_text(
+        "file,label,source_repo,tdp_w\n"
+        "training/a__one.csv,training,example.org/a,400\n"
+        "training/a__four.csv,training,example.org/a,400\n"
+        "inference/b__two.csv,inference,example.org/b,400\n"
+        "idle/c__three.csv,idle,example.org/c,\n"
+        "idle/c__gone.csv,idle,example.org/c,\n"
+    )
+    (tmp_path / "PHASES.csv").write_text(
+        "file,phase,t_start_s,t_end_s\ntraining/a__four.csv,loading,0,49\ntraining/a__four.csv,steady,50,100\n"
+    )
+    return tmp_path
+
+
+def test_decisions_are_counted_per_source_and_phases_are_cropped(folder):
+    warnings = []
+    report = evaluate(folder, FakeModel(), opened, warn=warnings.append)
+    by_source = {(one.label, one.source): one for one in report.sources}
+    training = by_source["training", "a"]
+    # One: 21 decisions at 0, 5, ..., 100 s, of which 3 come before 15 s of evidence. Four: those from 50 s on, 11.
+    assert training.recordings == 2
+    assert dict(training.decisions) == {"unknown": 3, "training": 18, "inference": 11}
+    assert dict(training.reasons) == {"too_few_samples": 3}
+    assert training.recall == 18 / 32
+    assert training.recall_decided == 18 / 29
+    assert training.coverage == 29 / 32
+    assert training.forced_share("training") == 18 / 29
+    assert by_source["idle", "c"].decisions == {"unknown": 3, "idle": 18}
+    assert by_source["inference", "b"].recall_decided == 1.0
+    assert any("c__gone.csv" in message for message in warnings)
+
+
+def test_report_shows_recall_coverage_baselines_and_repositories(folder):
+    report = evaluate(folder, FakeModel(), opened)
+    # Sources: a is 18/29 right, b wholly: mean over sources 0.81; one of two is the commoner.
+    assert report.forced_by_source == pytest.approx((18 / 29 + 1) / 2)
+    assert report.majority_baseline == 0.5
+    low, high = report.shuffled_range
+    assert low <= report.forced_by_source <= high
+    # 74 decisions: 32 training, 21 inference, 21 idle; the 11 wrong ones are all a's.
+    assert report.wrong_share == 11 / 74
+    text = report.format()
+    assert "0.810" in text
+    assert "labels shuffled" in text
+    values = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert values["sources"][0]["repository"] == "example.org/a"
+    assert values["micro"]["training"]["recall"] == round(18 / 32, 4)
+    assert values["macro"]["idle"]["said idle"] == round(18 / 21, 4)
+    assert values["model"] == "fake"
+
+
+def test_without_a_model_idle_is_still_seen_and_nothing_else_is_claimed(folder):
+    report = evaluate(folder, None, opened)
+    assert {word for one in report.sources if one.label != "idle" for word in one.decisions} == {"unknown"}
+    assert report.micro("idle").right == 18
+    assert report.forced_by_source is None
+    assert report.format()
+
+
+def test_slow_logs_give_one_decision_for_each_sample(folder):
+    class SlowTrace(FakeTrace):
+        def __iter__(self):
+            for tick in super().__iter__():
+                if tick.monotonic_s % 20 == 0:
+                    yield tick
+
+    slow = SlowTrace(0.0, 50.0, 201)
+    slow.header = TraceHeader(provenance="imported", interval_s=20.0)
+    report = evaluate(folder, None, lambda _path, _warn: slow, EvaluationConfig())
+    assert report.micro("idle").total == 2 * 11  # two recordings of 0, 20, ..., 200 s
+
+
+def test_folder_without_index_or_with_another_table_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"INDEX\.csv"):
+        evaluate(tmp_path, None, opened)
+    (tmp_path / "INDEX.csv").write_text("name\nx\n")
+    with pytest.raises(UsageError, match="no column file"):
+        read_index(tmp_path)
+    (tmp_path / "INDEX.csv").write_text("file,label,source_repo,tdp_w\na__b.csv,gaming,r,1\n")
+    with pytest.raises(UsageError, match="gaming"):
+        read_index(tmp_path)
+    (tmp_path / "INDEX.csv").write_text("file,label,source_repo,tdp_w\n")
+    with pytest.raises(UsageError, match="lists no recording"):
+        read_index(tmp_path)
+
+
+def test_empty_report_has_no_figures():
+    report = EvaluationReport(sources=(), model=None)
+    assert report.shuffled_range is None
+    assert report.wrong_share is None
+    assert report.format()
+
+
+def test_a_source_without_decisions_divides_by_nothing():
+    score = SourceScore(source="s", label="training", repository="r", recordings=0, decisions={}, reasons={}, forced={})
+    assert (score.coverage, score.recall, score.recall_decided) == (None, None, None)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real recordings are not here (../shared/traces)")
+def test_idle_recordings_of_public_sources_are_idle():
+    """Idle is the claim that holds on real recordings: play the three of them."""
+    from agent.importers import open_trace
+
+    recordings = [one for one in read_index(REAL) if one.label == "idle"]
+    assert len(recordings) == 3
+    from classifier.evaluation import decisions_of
+
+    for recording in recordings:
+        said = [one.workload for one in decisions_of(recording, None, open_trace, EvaluationConfig(), lambda _: None)]
+        assert said.count("idle") / len(said) > 0.85
+        assert set(said) <= {"idle", "unknown"}
