@@ -41,6 +41,8 @@ class StalledCollectiveConfig:
     confirm_seconds: float = 35.0
     #: The most that earlier waits or a busy odd one out can extend `confirm_seconds` to.
     confirm_max_seconds: float = 120.0
+    #: From this many earlier waits without host I/O on, waiting is a habit of this work.
+    habit_waits: int = 2
     #: Host I/O was active during the wait: critical once it has been quiet for this long.
     quiet_after_io_seconds: float = 45.0
     #: Host I/O that ends this soon after the start was what came before: quiet for `confirm_seconds` is enough.
@@ -217,8 +219,14 @@ class StalledCollectiveDetector:
         return self._config.confirm_seconds if is_early else self._config.quiet_after_io_seconds
 
     def _confirm_seconds(self, group: _Group, past: PastWaits) -> float:
-        """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it."""
+        """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it.
+
+        Work that waits again and again without host I/O is either no training (a server between requests), or its
+        checkpoints go where the agent cannot see them: then the past alone decides, as without host I/O.
+        """
         config = self._config
+        if past.unexplained >= config.habit_waits:
+            return max(config.confirm_max_seconds, config.blind_critical_factor * past.longest_unexplained_s)
         learned_s = max(past.longest_unexplained_s, past.io_lag_s) + 10.0 if past.count else 0.0
         confirm_s = max(config.confirm_seconds, learned_s, *(6 * self._watches[k].interval_s for k in group.members))
         if any(self._watches[key].quiet_use_ratio > 0.005 for key in group.odd):
@@ -317,6 +325,7 @@ def _merge(pasts: Sequence[PastWaits]) -> PastWaits:
     return PastWaits(
         count=max(past.count for past in pasts),
         longest_s=max(past.longest_s for past in pasts),
+        unexplained=max(past.unexplained for past in pasts),
         longest_unexplained_s=max(past.longest_unexplained_s for past in pasts),
         io_lag_s=max(past.io_lag_s for past in pasts),
     )

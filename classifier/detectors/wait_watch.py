@@ -27,7 +27,7 @@ class ArmConfig:
     #: Without a sample for this long, a wait that was not reported yet starts anew.
     gap_seconds: float = 15.0
     #: Waits shorter than this are not remembered.
-    remember_seconds: float = 10.0
+    remember_seconds: float = 5.0
 
 
 @dataclass(slots=True)
@@ -36,7 +36,8 @@ class PastWaits:
 
     count: int = 0
     longest_s: float = 0.0
-    #: Longest one without any host I/O seen.
+    #: Those without any host I/O seen, and the longest of them.
+    unexplained: int = 0
     longest_unexplained_s: float = 0.0
     #: Longest time from the start of a wait to the first host I/O.
     io_lag_s: float = 0.0
@@ -177,6 +178,7 @@ class GpuWatch:
         self.past.count += 1
         self.past.longest_s = max(self.past.longest_s, length_s)
         if io_s is None:
+            self.past.unexplained += 1
             self.past.longest_unexplained_s = max(self.past.longest_unexplained_s, length_s)
         else:
             self.past.io_lag_s = max(self.past.io_lag_s, io_s - start_s)
