@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Iterator, Sequence
 
+import pynvml
 import pytest
 
 from agent.clock import Instant, stopwatch
@@ -22,14 +23,21 @@ from tests.nvml_emulator.emulator import (
     TIMEOUT,
     UNINITIALIZED,
     UNKNOWN,
+    Emulator,
 )
 
 DEADLINE_S = 0.8
 
 
-def script(gpus: int) -> str:
+def script(gpus: int, milliwatts: int = 100_000) -> str:
     """GPU n draws 100 + n watts."""
-    return "@ 0\n" + "".join(f"{n} power_milliwatts={100000 + 1000 * n} temperature_celsius=50\n" for n in range(gpus))
+    values = "utilization_gpu_percent=5 memory_total_bytes=1000 sm_clock_megahertz=1500 temperature_celsius=50"
+    return "@ 0\n" + "".join(f"{n} power_milliwatts={milliwatts + 1000 * n} {values}\n" for n in range(gpus))
+
+
+def shall_not_restart(emulator: Emulator) -> None:
+    """Let every GPU show 900 watts and more once the library was shut down and started anew."""
+    emulator.script.write_text(script(16, 900_000), encoding="utf-8")
 
 
 @pytest.fixture
@@ -171,6 +179,32 @@ def test_a_gpu_that_hangs_while_it_is_found_keeps_no_other_from_being_found(
     emulator.clear()
     ticks = (watts(sampler.sample(at(1 + number / 1000))) for number in until(10))
     assert next(seen for seen in ticks if 0 in seen) == {0: 100.0, 1: 101.0, 2: 102.0}
+    shall_not_restart(emulator)  # it is all here now
+    for second in range(20, 60):
+        assert watts(sampler.sample(at(second))) == {0: 100.0, 1: 101.0, 2: 102.0}
+
+
+def test_the_library_is_not_shut_down_under_a_call_that_hangs(
+    nvml_emulator: EmulatorFactory, sampler: NvmlSampler
+) -> None:
+    emulator = nvml_emulator(script(3))
+    sampler.sample(at(0))
+    emulator.hang(60, gpu=1, call="nvmlDeviceGetPowerUsage")
+    sampler.sample(at(1))
+    shall_not_restart(emulator)
+    emulator.fail(GPU_IS_LOST, gpu=0)
+    assert states(sampler.sample(at(2))) == {0: "lost", 1: "hung", 2: "ok"}
+    emulator.clear("fail")
+    # At 12 s the GPUs are enumerated anew, by one more start and no shutdown; the hung one stays with its thread.
+    records = sampler.sample(at(12))
+    assert states(records) == {0: "ok", 1: "hung", 2: "ok"}
+    assert watts(records) == {0: 100.0, 2: 102.0}
+    emulator.clear()
+    ticks = (watts(sampler.sample(at(13 + number / 1000))) for number in until(10))
+    assert next(seen for seen in ticks if 1 in seen) == {0: 100.0, 1: 101.0, 2: 102.0}
+    # What was started twice is shut down twice.
+    sampler.close()
+    assert watts(sampler.sample(at(30)))[0] == 900.0
 
 
 def test_a_driver_that_hangs_at_the_start_is_waited_for_once(
@@ -197,6 +231,12 @@ def test_a_count_that_hangs_stops_nothing(nvml_emulator: EmulatorFactory, sample
     begin = stopwatch()
     assert watts(sampler.sample(at(22))) == {0: 100.0, 1: 101.0}
     assert stopwatch() - begin < DEADLINE_S / 2
+    assert sampler.errors == {"hung": 1}
+    # Counting goes on when the call has returned.
+    emulator.clear()
+    emulator.vanish(0)
+    ticks = (states(sampler.sample(at(40 + number))) for number in until(10))
+    assert next(seen for seen in ticks if seen[0] != "ok") == {0: "lost", 1: "ok"}
 
 
 def test_a_gpu_vanishes_and_returns_and_every_gpu_keeps_its_number(
@@ -329,3 +369,4 @@ def test_close_does_not_wait_for_a_hung_gpu(nvml_emulator: EmulatorFactory, samp
     begin = stopwatch()
     sampler.close()
     assert stopwatch() - begin < DEADLINE_S / 2
+    assert pynvml.nvmlDeviceGetCount() == 2  # not shut down under the call

@@ -116,9 +116,9 @@ class Emulator:
         self._statements = [line for line in self._statements if not line.startswith("at ")]
         self._add(f"at {elapsed_s}")
 
-    def clear(self) -> None:
-        """Take all faults, overrides and freezes back."""
-        self._statements.clear()
+    def clear(self, verb: str | None = None) -> None:
+        """Take everything back, or the statements of one verb of control.c: "fail", "hang", "value", "gone", "at"."""
+        self._statements = [line for line in self._statements if verb is not None and not line.startswith(f"{verb} ")]
         self._write()
 
     def _add(self, statement: str) -> None:
