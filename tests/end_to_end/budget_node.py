@@ -1,0 +1,136 @@
+"""Measures what the agent costs on the emulated 8-GPU node that DESIGN.md's budgets are about.
+
+CPU time and memory are read from /proc of the agent's process, as a node's administrator would; nothing is measured from
+inside. All eight GPUs are busy with a simulated training run, so that features, model and detectors have work to do.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from classifier.simulator.recorder import simulate
+from classifier.simulator.scenario import Scenario
+from tests.end_to_end.programs import Agent, wait_for
+from tests.nvml_emulator.emulator import Emulator, script_from_ticks
+
+GPUS = 8
+#: The budgets of DESIGN.md.
+CPU_SECONDS_A_MINUTE = 1.0
+RESIDENT_BYTES = 80e6
+CACHED_SCRAPE_SECONDS = 0.003
+COLD_SCRAPE_SECONDS = 0.025
+SERIES_PER_GPU = 120
+SERIES_PER_NODE = 150
+
+#: What Prometheus asks for, and how often by default it is told to.
+_PROMETHEUS = {
+    "Accept": "application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.1",
+    "Accept-Encoding": "gzip",
+}
+SCRAPE_SECONDS = 15.0
+
+
+@contextmanager
+def busy_node(folder: Path) -> Iterator[Agent]:
+    """Start the agent, as configured by default, on eight emulated GPUs that train; yield once it exports all of them.
+
+    The trace of 8 minutes is played in a loop.
+    """
+    scenario = Scenario(kind="data_parallel_training", board="H100", gpu_count=GPUS, duration_s=480.0, begin_s=600.0)
+    emulator = Emulator(folder, script_from_ticks(tuple(simulate(scenario, seed=5)[1]), end="loop"))
+    with Agent(folder, environment=emulator.environment()) as agent:
+        agent.wait_until_ready()
+        wait_for("eight GPUs", lambda: len(watts(agent)) == GPUS)
+        yield agent
+
+
+def watts(agent: Agent) -> list[float]:
+    """Return the power of each GPU that is exported."""
+    return [value for series, value in agent.metrics().items() if series.startswith("warpwatch_gpu_power_watts{")]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return user and system time of all threads of a process since its start."""
+    # The name in the second field may hold blanks and brackets: count from its end.
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident memory of a process."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    (line,) = [line for line in status.splitlines() if line.startswith("VmRSS:")]
+    return int(line.split()[1]) * 1024
+
+
+def cpu_over(agent: Agent, seconds: float) -> float:
+    """Return the agent's CPU seconds per minute over so long, scraped as by a Prometheus every 15 s."""
+    pid = agent.process.pid
+    started, before = time.monotonic(), cpu_seconds(pid)
+    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=5)
+    while (left := seconds - (time.monotonic() - started)) > 0:
+        time.sleep(min(left, SCRAPE_SECONDS))
+        _scrape(connection)
+    connection.close()
+    return (cpu_seconds(pid) - before) * 60 / (time.monotonic() - started)
+
+
+@dataclass(slots=True)
+class Scrapes:
+    """Durations of scrapes over one kept connection, in seconds, as the client sees them."""
+
+    cold: list[float] = field(default_factory=list)  # the page was built for this scrape
+    cached: list[float] = field(default_factory=list)  # the same snapshot was asked for before
+
+    def cached_p99(self) -> float:
+        return quantile(self.cached, 0.99)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the smallest value that at least `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def scrape_rounds(agent: Agent, rounds: int, scrapes_each: int = 100) -> list[Scrapes]:
+    """Scrape again and again, `rounds` times `scrapes_each`; whether a page is new shows in its bytes."""
+    connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=5)
+    last = _scrape(connection)[1]
+    found = []
+    for _ in range(rounds):
+        scrapes = Scrapes()
+        for _ in range(scrapes_each):
+            seconds, page = _scrape(connection)
+            (scrapes.cached if page == last else scrapes.cold).append(seconds)
+            last = page
+        found.append(scrapes)
+        time.sleep(0.5)  # the next round meets another snapshot
+    connection.close()
+    return found
+
+
+def _scrape(connection: http.client.HTTPConnection) -> tuple[float, bytes]:
+    started = time.perf_counter()
+    connection.request("GET", "/metrics", headers=_PROMETHEUS)
+    page = connection.getresponse().read()
+    return time.perf_counter() - started, page
+
+
+def series_counts(agent: Agent) -> tuple[dict[str, int], int]:
+    """Return the number of series by GPU, and that of all others."""
+    by_gpu: dict[str, int] = {}
+    others = 0
+    for series in agent.metrics():
+        _, is_of_gpu, rest = series.partition('{gpu="')
+        if is_of_gpu:
+            gpu = rest.partition('"')[0]
+            by_gpu[gpu] = by_gpu.get(gpu, 0) + 1
+        else:
+            others += 1
+    return by_gpu, others
