@@ -72,7 +72,6 @@ class _Slot:
     gpu: KnownGpu | None = None
     may_call: bool = True  # False from a loss until the next start of the library
     is_late: bool = False  # the task under way is past its deadline: the GPU is hung
-    is_void: bool = False  # the task under way uses a handle from before the last start of the library
 
 
 class NvmlSampler:
@@ -228,7 +227,6 @@ class NvmlSampler:
         for slot in self._slots:
             slot.device = None
             slot.may_call = True
-            slot.is_void = slot.worker.busy
         for index in range(len(self._slots), count):
             self._slots.append(_Slot(index=index, worker=Worker(f"nvml-gpu-{index}", self._answers)))
 
@@ -312,20 +310,19 @@ class NvmlSampler:
 
     def _take(self, slot: _Slot, answer: Answer[NvmlDevice | Reading]) -> Reading | None:
         """Note an answer: attach a device, or count a reading and return it."""
-        is_void, slot.is_void, slot.is_late = slot.is_void, False, False
+        slot.is_late = False
         try:
             result = answer.result()
         except nvml.NvmlError as error:
             self._errors[error.reason] += 1
-            slot.may_call = is_void  # a GPU that cannot be attached waits for the next start of the library
+            slot.may_call = False  # a GPU that cannot be attached waits for the next start of the library
             return None
         if isinstance(result, NvmlDevice):
-            if not is_void:
-                self._attach(slot, result)
+            self._attach(slot, result)
             return None
         self._errors.update(result.errors)
         self._driver_seconds += result.driver_seconds
-        if not is_void and (result.state == "lost" or result.is_stale):
+        if result.state == "lost" or result.is_stale:
             slot.device = None
             slot.may_call = False
         return result

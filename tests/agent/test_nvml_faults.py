@@ -140,8 +140,9 @@ def test_a_gpu_that_answers_nothing_but_errors_is_not_ok_for_long(
     emulator = nvml_emulator(script(2))
     sampler.sample(at(0))
     emulator.fail(code, gpu=1)
-    seen = [states(sampler.sample(at(second)))[1] for second in (1, 2, 3)]
-    assert seen == ["ok", "ok", state]
+    ticks = [sampler.sample(at(second)) for second in (1, 2, 3)]
+    assert [states(records)[1] for records in ticks] == ["ok", "ok", state]
+    assert watts(ticks[-1]) == {0: 100.0}  # no sample of a GPU that is not there
     emulator.clear()
     assert states(sampler.sample(at(20)))[1] == "ok"
 
@@ -315,6 +316,16 @@ def test_a_driver_that_cannot_be_started_has_a_reason_and_may_come_later(
     assert watts(sampler.sample(at(1))) == {0: 100.0}
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert warnings == ([str(error.value)] if is_fault else [])
+
+
+def test_a_driver_that_starts_but_cannot_count_is_let_go(nvml_emulator: EmulatorFactory, sampler: NvmlSampler) -> None:
+    emulator = nvml_emulator(script(1))
+    emulator.fail_system(UNKNOWN, call="nvmlDeviceGetCount")
+    assert not sampler.probe()
+    emulator.clear()
+    with pytest.raises(pynvml.NVMLError_Uninitialized):
+        pynvml.nvmlDeviceGetCount()
+    assert watts(sampler.sample(at(0))) == {0: 100.0}
 
 
 def test_a_driver_without_gpus_is_no_source(nvml_emulator: EmulatorFactory, sampler: NvmlSampler) -> None:

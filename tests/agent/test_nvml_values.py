@@ -11,7 +11,14 @@ from agent.clock import Instant
 from agent.records import GpuInfo, GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Record
 from agent.samplers.nvml import NvmlSampler
 from tests.conftest import EmulatorFactory
-from tests.nvml_emulator.emulator import FUNCTION_NOT_FOUND, NO_PERMISSION, NOT_SUPPORTED, UNKNOWN, Emulator
+from tests.nvml_emulator.emulator import (
+    FUNCTION_NOT_FOUND,
+    INVALID_ARGUMENT,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    UNKNOWN,
+    Emulator,
+)
 
 UUID = "GPU-11111111-2222-4333-8444-555555555555"
 SCRIPT = f"""\
@@ -172,6 +179,16 @@ def test_a_call_that_is_not_supported_is_not_made_again(emulator: Emulator, samp
     emulator.freeze(0)
     sample = only(sampler.sample(at(1)), GpuSample)
     assert (sample.power_watts, sample.nvlink_transmit_bytes_total) == (None, None)
+    assert sampler.errors == {}
+
+
+def test_a_field_or_scope_that_the_driver_does_not_know_is_not_offered(
+    emulator: Emulator, sampler: NvmlSampler
+) -> None:
+    emulator.fail(INVALID_ARGUMENT, call="field:139")
+    for second in (0, 1):
+        sample = only(sampler.sample(at(second)), GpuSample)
+        assert (sample.nvlink_transmit_bytes_total, sample.nvlink_receive_bytes_total) == (1843200, None)
     assert sampler.errors == {}
 
 
