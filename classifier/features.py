@@ -32,9 +32,12 @@ class Feature:
 
     def value(self, signals: Signals) -> float:
         """Return the feature; NaN where a signal is missing or too short."""
-        windows = [signals.window(channel, self.window_s) for channel in self.channels]
-        if any(window.size < self.minimum_samples for window in windows):
-            return math.nan
+        windows = []
+        for channel in self.channels:
+            window = signals.window(channel, self.window_s)
+            if window.size < self.minimum_samples:
+                return math.nan
+            windows.append(window)
         return self.function(*windows)
 
 

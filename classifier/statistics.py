@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from classifier.signals import Window
+from classifier.signals import Window, median
 
 #: A signal below this counts as idle in dwell fractions (ratio).
 IDLE_RATIO: Final = 0.02
@@ -59,7 +59,7 @@ def swing(window: Window) -> float:
 
 def mad(window: Window) -> float:
     """Return the median absolute deviation from the median, not scaled to a normal distribution."""
-    return float(np.median(np.abs(window.values - window.quantile(0.5))))
+    return median(np.abs(window.values - window.quantile(0.5)))
 
 
 def relative_swing(window: Window) -> float:
@@ -72,7 +72,7 @@ def step_change(window: Window) -> float:
     """Return the mean absolute change between neighbouring samples; NaN where they lie more than 2 s apart."""
     if not window.spacing_s <= _FAST_CHANGE_SPACING_S:
         return math.nan
-    return float(np.abs(np.diff(window.values)).mean())
+    return float(np.abs(window.values[1:] - window.values[:-1]).mean())
 
 
 def idle_share(window: Window) -> float:
@@ -124,7 +124,7 @@ def slope(window: Window) -> float:
     third = window.size // 3
     if span < 10.0 or third == 0:
         return math.nan
-    rise = float(np.median(window.values[-third:]) - np.median(window.values[:third]))
+    rise = median(window.values[-third:]) - median(window.values[:third])
     return rise / (span * 2.0 / 3.0) * 300.0
 
 
