@@ -24,6 +24,7 @@ from agent.clock import Instant
 from agent.history import History
 from agent.records import GpuKey
 from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
@@ -41,8 +42,10 @@ class StalledCollectiveConfig:
     confirm_seconds: float = 35.0
     #: The most that earlier waits or a busy odd one out can extend `confirm_seconds` to.
     confirm_max_seconds: float = 120.0
-    #: From this many earlier waits without host I/O on, waiting is a habit of this work.
+    #: From this many earlier waits without host I/O on, waiting is a habit of this work: twice the longest one ...
     habit_waits: int = 2
+    #: ... and from this many on, host I/O says nothing about it: `blind_critical_seconds` hold.
+    constant_habit_waits: int = 5
     #: Host I/O was active during the wait: critical once it has been quiet for this long.
     quiet_after_io_seconds: float = 45.0
     #: Host I/O that ends this soon after the start was what came before: quiet for `confirm_seconds` is enough.
@@ -57,6 +60,8 @@ class StalledCollectiveConfig:
     io_warning_seconds: float = 300.0
     #: Waits of a group begin within this time of each other.
     start_spread_seconds: float = 10.0
+    #: Length of the time before a wait in which GPUs of one group move in step.
+    step_seconds: float = 300.0
     #: A label `inference` with at least this probability keeps the finding at info.
     inference_probability: float = 0.8
     signature: SignatureConfig = field(default_factory=SignatureConfig)
@@ -110,7 +115,7 @@ class StalledCollectiveDetector:
         for group in self._groups(now.monotonic_s):
             keys = (*group.members, *group.odd)
             io = observe_host_io(self._config.host_io, history, keys, group.since_s, now.monotonic_s)
-            case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions))
+            case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
             for key in keys:
                 cases[key] = case
                 watch = self._watches[key]
@@ -178,7 +183,9 @@ class StalledCollectiveDetector:
         slack_s = 3 * self._config.start_spread_seconds + 2 * watch.interval_s
         return abs(watch.last_work_s - since_s) <= slack_s and watch.process_ids != frozenset()
 
-    def _judge(self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision]) -> _Verdict:
+    def _judge(
+        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+    ) -> _Verdict:
         config = self._config
         waited_s = now_s - group.since_s
         benign = self._benign_reason(group, io, decisions)
@@ -186,10 +193,11 @@ class StalledCollectiveDetector:
             is_seen = waited_s >= config.suspect_seconds
             return _Verdict(stalled=0, wait=int(is_seen), reason=benign or "short", threshold_s=config.suspect_seconds)
         past = _merge([self._watches[key].past for key in group.members])
-        if io.seen and io.last_active_s is None:
+        works_with = self._works_with(group, history)
+        if io.seen and io.last_active_s is None and not works_with:
             threshold_s = self._confirm_seconds(group, past)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
-        elif io.seen and now_s - (io.last_active_s or 0.0) >= self._quiet_seconds(group, io):
+        elif io.seen and not works_with and now_s - (io.last_active_s or 0.0) >= self._quiet_seconds(group, io):
             threshold_s = self._quiet_seconds(group, io)
             reason, is_stalled, is_warning = "quiet_after_io", True, False
         else:
@@ -197,7 +205,7 @@ class StalledCollectiveDetector:
             warning_s = config.blind_warning_seconds
             if io.seen:
                 warning_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
-            reason = "host_io_active" if io.seen else "host_io_not_seen"
+            reason = "others_work" if works_with else "host_io_active" if io.seen else "host_io_not_seen"
             is_stalled, is_warning = waited_s > threshold_s, waited_s >= warning_s
         # Once called, a stall lasts until the wait ends: what the host writes meanwhile is not its own doing.
         is_stalled = is_stalled or any(self._watches[key].reported for key in group.members)
@@ -211,7 +219,7 @@ class StalledCollectiveDetector:
         is_alone = len(group.members) + len(group.odd) == 1 and len(self._watches) > 1
         if is_alone and not io.fabric_fell_silent:
             return "alone"
-        return "others_work" if self._works_with(group) else None
+        return None
 
     def _quiet_seconds(self, group: _Group, io: HostIo) -> float:
         """Return how long the host has to be quiet after activity; activity at the start is a tail."""
@@ -225,6 +233,8 @@ class StalledCollectiveDetector:
         checkpoints go where the agent cannot see them: then the past alone decides, as without host I/O.
         """
         config = self._config
+        if past.unexplained >= config.constant_habit_waits:
+            return max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
         if past.unexplained >= config.habit_waits:
             return max(config.confirm_max_seconds, config.blind_critical_factor * past.longest_unexplained_s)
         learned_s = max(past.longest_unexplained_s, past.io_lag_s) + 10.0 if past.count else 0.0
@@ -233,15 +243,17 @@ class StalledCollectiveDetector:
             confirm_s = config.confirm_max_seconds
         return min(confirm_s, max(config.confirm_max_seconds, config.confirm_seconds))
 
-    def _works_with(self, group: _Group) -> bool:
-        """Return whether a GPU that still works belongs to the group, since it began when they did."""
-        starts = [self._watches[key].first_work_s for key in group.members]
-        first_s = min((start for start in starts if start is not None), default=None)
-        for key in group.working:
-            began_s = self._watches[key].first_work_s
-            if first_s is not None and began_s is not None and abs(began_s - first_s) <= 60.0:
-                return True
-        return False
+    def _works_with(self, group: _Group, history: History) -> bool:
+        """Return whether the few GPUs that still work belong to the group, as a rank that evaluates alone does.
+
+        They do where they are a minority and moved in step with a waiting one before; two jobs side by side do not.
+        """
+        if not group.working or len(group.working) * 2 > len(group.members):
+            return False
+        member = history.gpus[group.members[0]]
+        return any(
+            is_in_step(member, history.gpus[key], group.since_s, self._config.step_seconds) for key in group.working
+        )
 
     def _is_serving(self, group: _Group, decisions: Mapping[GpuKey, Decision]) -> bool:
         for key in group.members:
