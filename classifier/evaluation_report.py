@@ -121,9 +121,20 @@ class EvaluationReport:
 
     @property
     def wrong_share(self) -> float | None:
-        """Share of all decisions that are decided and name another class."""
+        """Share of all decisions that are decided and name another class.
+
+        Counts idle said of training or inference too, also where the GPU did wait: labels are of whole recordings.
+        """
         total = sum(one.total for one in self.sources)
         return _share(sum(one.decided - one.right for one in self.sources), total)
+
+    @property
+    def confused_share(self) -> float | None:
+        """Share of all decisions that name another class than the label's, and not idle: the worst kind of error."""
+        total = sum(one.total for one in self.sources)
+        wrong = sum(one.decided - one.right for one in self.sources)
+        waiting = sum(one.decisions.get("idle", 0) for one in self.sources if one.label != "idle")
+        return _share(wrong - waiting, total)
 
     @property
     def _busy(self) -> Sequence[SourceScore]:
@@ -145,6 +156,7 @@ class EvaluationReport:
                 for label in self._labels
             },
             "wrong_share": _rounded(self.wrong_share),
+            "confused_share": _rounded(self.confused_share),
             "forced_by_source": _rounded(self.forced_by_source),
             "majority_baseline": _rounded(self.majority_baseline),
             "shuffled_range": None if shuffled is None else [round(value, 4) for value in shuffled],
@@ -171,6 +183,7 @@ class EvaluationReport:
         forced, baseline = _show(self.forced_by_source), _show(self.majority_baseline)
         return [
             f"decided and wrong, share of all decisions: {_show(self.wrong_share)}",
+            f"  of these without idle said of a GPU that waits: {_show(self.confused_share)}",
             f"said idle, mean over sources: of idle {_show(idle)}, of training and inference {_show(busy_idle)}",
             f"training or inference without abstention, mean over sources: {forced}",
             f"  for comparison: always the commoner {baseline}, labels shuffled {_show(low)} to {_show(high)}",

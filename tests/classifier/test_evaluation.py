@@ -106,7 +106,7 @@ def test_report_shows_recall_coverage_baselines_and_repositories(folder):
     low, high = report.shuffled_range
     assert low <= report.forced_by_source <= high
     # 74 decisions: 32 training, 21 inference, 21 idle; the 11 wrong ones are all a's.
-    assert report.wrong_share == 11 / 74
+    assert report.wrong_share == report.confused_share == 11 / 74
     text = report.format()
     assert "0.810" in text
     assert "labels shuffled" in text
