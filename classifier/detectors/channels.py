@@ -49,10 +49,10 @@ def is_same_work(before: frozenset[int] | None, after: frozenset[int] | None) ->
 
 
 def is_in_step(one: GpuHistory, other: GpuHistory, until_s: float, seconds: float) -> bool:
-    """Return whether two GPUs moved together in the `seconds` before `until_s`, by power or else utilisation.
+    """Return whether two GPUs moved in step for `seconds` before `until_s`, by power or else by utilisation.
 
-    GPUs that hardly move (below 1 % of their mean) cannot be told apart and count as moving together. Measured: ranks of
-    one job correlate at 0.56 to 0.99, independent processes at 0.08 to 0.31.
+    GPUs that hardly move (below 1 % of their mean) cannot be told apart and count as in step. Measured: ranks of one
+    job correlate at 0.56 to 0.99, independent processes at 0.08 to 0.31.
     """
     for channel in ("power_watts", "utilization_ratio"):
         left = one.series(channel, until_s, seconds)
