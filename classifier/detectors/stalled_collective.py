@@ -26,7 +26,7 @@ from agent.records import GpuKey
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
-from classifier.detectors.wait_signature import QUIET, WAIT, WORK, SignatureConfig, power_bounds
+from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
 from classifier.results import Assessment, Decision, Evidence
 
@@ -178,7 +178,7 @@ class StalledCollectiveDetector:
 
     def _is_odd(self, watch: GpuWatch, since_s: float) -> bool:
         """Return whether this GPU went quiet when the others began to wait, after working as they did."""
-        if watch.code not in (QUIET, WAIT) or watch.last_work_s is None or watch.wait_armed:
+        if watch.code == WORK or watch.last_work_s is None or watch.wait_armed:
             return False
         slack_s = 3 * self._config.start_spread_seconds + 2 * watch.interval_s
         return abs(watch.last_work_s - since_s) <= slack_s and watch.process_ids != frozenset()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from agent.history import GpuHistory
 from classifier.detectors.channels import interval_seconds, is_fresh, is_same_work, process_ids
-from classifier.detectors.wait_signature import QUIET, WAIT, WORK, Bounds, SignatureConfig, classify
+from classifier.detectors.wait_signature import QUIET, UNCLEAR, WAIT, WORK, Bounds, SignatureConfig, classify
 
 _WORK_BIN_S = 10.0
 
@@ -85,7 +85,7 @@ class GpuWatch:
         times, codes, utilization = classify(self.signature, gpu, now_s, lookback_s, self.bounds_watts)
         for time_s, code, ratio in zip(times.tolist(), codes.tolist(), utilization.tolist(), strict=True):
             self._step(time_s, code)
-            if code == QUIET:
+            if code in (QUIET, UNCLEAR):
                 self._quiet_samples += 1
                 self._quiet_sum += ratio
             else:
@@ -95,7 +95,7 @@ class GpuWatch:
 
     @property
     def quiet_use_ratio(self) -> float:
-        """Mean utilisation of the present run of quiet samples; 0 where there is none."""
+        """Mean utilisation of the present run of samples that are neither work nor waiting; 0 where there is none."""
         return self._quiet_sum / self._quiet_samples if self._quiet_samples else 0.0
 
     def armed_at(self, time_s: float) -> bool:
