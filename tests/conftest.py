@@ -15,6 +15,10 @@ from tests.nvml_emulator.emulator import Emulator, build
 EmulatorFactory = Callable[[str], Emulator]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write the expected pages in fixtures/golden anew")
+
+
 @pytest.fixture(scope="session")
 def nvml_emulator_library() -> Path:
     """Path of the folder of the emulator's libnvidia-ml.so.1, built where a source is newer."""
