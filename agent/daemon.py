@@ -11,7 +11,8 @@ from typing import Final
 from agent.clock import Clock
 from agent.composition import build_pipeline
 from agent.config import Config
-from agent.pipeline import JUDGEMENT_PERIOD_S
+from agent.importers import Trace, open_trace
+from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
 from agent.records import Tick
 from agent.samplers import Sampler
 from agent.samplers.demo import DemoSampler
@@ -48,12 +49,9 @@ class Samplers:
         return None, None
 
 
-def build_samplers(config: Config, demo: Path | None = None) -> Samplers:
-    """Return the samplers that the configuration asks for; `demo` plays that trace in the place of NVML.
-
-    Raises UsageError where the demo trace cannot be read.
-    """
-    player = DemoSampler(demo, log.warning) if demo else None
+def build_samplers(config: Config, demo: Trace | None = None) -> Samplers:
+    """Return the samplers that the configuration asks for; `demo` is played in the place of NVML."""
+    player = DemoSampler(demo, demo.header.interval_s) if demo else None
     nvml = NvmlSampler() if config.samplers.nvml and player is None else None
     chosen: list[Sampler] = [sampler for sampler in (player, nvml) if sampler is not None]
     if config.samplers.network:
@@ -69,9 +67,7 @@ class Daemon:
     def __init__(self, config: Config, clock: Clock, *, listen: str | None = None, demo: Path | None = None) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._samplers = build_samplers(config, demo)
-        self.demo_notice = _demo_notice(demo, self._samplers.demo) if demo else None
-        self._pipeline = build_pipeline(config, replay=demo is not None, demo_notice=self.demo_notice)
+        self._samplers, self._pipeline, self.demo_notice = _build(config, demo)
         self._snapshot: NodeSnapshot | None = None
         self._schedule = Schedule(self._samplers.all, clock, self._deliver)
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
@@ -121,8 +117,7 @@ class Daemon:
 
 def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     """Sample every source once, without a schedule or a port, and return the page in Prometheus' text format."""
-    samplers = build_samplers(config, demo)
-    pipeline = build_pipeline(config, replay=demo is not None)
+    samplers, pipeline, _ = _build(config, demo)
     schedule = Schedule(samplers.all, clock, pipeline.ingest)
     schedule.run_once()
     now = clock.now()
@@ -134,9 +129,19 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     return PrometheusPage(lambda: snapshot).render() or b""
 
 
-def _demo_notice(path: Path, demo: DemoSampler | None) -> str:
-    provenance = demo.header.provenance if demo else "unknown"
-    return f"DEMO: the GPUs shown are played from the {provenance} trace {path.name}; network and disks are this host's"
+def _build(config: Config, demo: Path | None) -> tuple[Samplers, Pipeline, str | None]:
+    """Return samplers and pipeline, and what has to be said where `demo` is played; UsageError where it is no trace."""
+    if demo is None:
+        return build_samplers(config), build_pipeline(config), None
+    trace = open_trace(demo, log.warning)
+    notice = (
+        f"DEMO: the GPUs shown are played from the {trace.header.provenance} trace {demo.name}; "
+        "network and disks are this host's"
+    )
+    pipeline = build_pipeline(
+        config, sample_interval_s=trace.header.interval_s, facts_hold=True, replay=True, demo_notice=notice
+    )
+    return build_samplers(config, trace), pipeline, notice
 
 
 def bundled_demo() -> Path:

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 from agent.clock import Instant
 from agent.records import PERIODS_S, Record, Tick
-from agent.trace import TraceReader
+
+#: A tick that is due so soon is taken now, so that a schedule that is late by some milliseconds at one call and not at
+#: the next still gets one tick at each.
+EARLY_S: Final = 0.25
 
 
 class DemoSampler:
     """Loops over a trace in real time; the host records of the trace are left out, since this host has its own.
 
-    Counters start again with each round, as after a driver reload. Raises UsageError where the file is no trace.
+    Counters start again with each round, as after a driver reload.
     """
 
     name = "demo"
     period_s = 1.0
 
-    def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, trace: Iterable[Tick], interval_s: float) -> None:
+        """Take the ticks of a trace, which are read at the first probe, and the usual distance of two of them."""
         self.errors: Mapping[str, int] = {}
-        self._reader = TraceReader(path, warn)
-        self.header = self._reader.header
+        self._trace = trace
+        self._interval_s = interval_s
         self.gpu_count: int | None = None  # None until the trace is read
         self._ticks: tuple[Tick, ...] = ()
         self._first_s = 0.0
@@ -35,10 +39,10 @@ class DemoSampler:
     def probe(self) -> bool:
         """Read the trace into memory and return whether it holds any tick."""
         if not self._ticks:
-            self._ticks = tuple(_gpu_tick(tick) for tick in self._reader)
+            self._ticks = tuple(_gpu_tick(tick) for tick in self._trace)
         if self._ticks:
             self._first_s = self._ticks[0].monotonic_s
-            self._length_s = self._ticks[-1].monotonic_s - self._first_s + self.header.interval_s
+            self._length_s = self._ticks[-1].monotonic_s - self._first_s + self._interval_s
             keys = {getattr(record, "key", None) for tick in self._ticks for record in tick.records}
             self.gpu_count = len(keys)
         return bool(self._ticks)
@@ -48,7 +52,7 @@ class DemoSampler:
         if self._started_s is None:
             self._started_s = now.monotonic_s
         records: dict[tuple[type[Record], object], Record] = {}
-        while self._due_s() <= now.monotonic_s:
+        while self._due_s() <= now.monotonic_s + EARLY_S:
             for record in self._ticks[self._next].records:
                 records[type(record), getattr(record, "key", None)] = record
             self._next += 1
