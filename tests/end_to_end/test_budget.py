@@ -1,8 +1,8 @@
 """The budgets of DESIGN.md on the emulated 8-GPU node, for a minute; `make bench` measures them with full windows.
 
 CPU time depends little on what else the machine does. But the features' windows of 300 s are not full here, and a
-decision is cheaper for it: what is measured is multiplied with FULL_WINDOWS before it is compared. Time inside driver
-calls is part of it, since CPU time cannot tell them apart; the emulator's calls take next to nothing (docs/budgets.md).
+decision is cheaper for it: what is measured is multiplied with FULL_WINDOWS before it is compared. CPU time inside
+driver calls is part of it, since it cannot be told apart from outside: the test is stricter than the budget by that.
 How long a scrape takes does depend on the other programs of the machine: the best of 10 to 40 rounds counts, which they
 left alone, and of the scrapes that build the page the median.
 """
