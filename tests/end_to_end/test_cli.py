@@ -34,7 +34,7 @@ def test_every_command_has_help_with_examples():
         (["check-config", "bad.toml"], 2, "bad.toml, line 2: unknown key 'exporter.lisen'"),
         (["run", "--config", "absent.toml"], 2, "absent.toml"),
         (["run", "--listen", "nowhere:99999"], 2, "99999"),
-        (["run", "--demo", "log.csv"], 2, "log.csv"),
+        (["run", "--demo", "unknown.csv"], 2, "unknown.csv"),
         (["convert", "log.csv", "absent/out.jsonl"], 2, "absent"),
         (["convert", "log.csv", "log.csv"], 2, "log.csv"),
         (["record", "absent/out.jsonl", "--duration", "1"], 2, "absent/out.jsonl"),
