@@ -100,7 +100,7 @@ def split(data: Dataset, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp],
 
 
 def fit_members(config: TrainingConfig, data: Dataset, chosen: NDArray[np.intp]) -> list[Any]:
-    """Return the members of the ensemble, each fitted on its own share of the scenarios among `chosen` windows."""
+    """Return the members of the ensemble, each with a seed and a share of the scenarios of `chosen` of its own."""
     rng = np.random.default_rng([config.seed, 3])
     members: list[Any] = []
     for number in range(config.members):

@@ -28,15 +28,15 @@ class TrainingConfig:
     version: str = "1"
     estimator: str = ESTIMATOR
     seed: int = 1
-    #: Models fitted on other scenarios each, whose scores are averaged: one model alone is too sure of what it saw.
-    members: int = 4
+    #: Models fitted with other random features each, whose scores are averaged: one alone is too sure of what it saw.
+    members: int = 2
     #: Share of the scenarios each member is fitted on.
-    member_share: float = 0.7
-    max_iter: int = 60
+    member_share: float = 1.0
+    max_iter: int = 120
     max_depth: int = 5
     max_leaf_nodes: int = 16
     min_samples_leaf: int = 20
-    learning_rate: float = 0.12
+    learning_rate: float = 0.1
     l2_regularization: float = 1.0
     #: Share of right labels among the decided calibration windows that are not idle; sets the abstention threshold.
     target_precision: float = 0.97
@@ -123,7 +123,7 @@ def domain_arrays(domain: Domain) -> dict[str, NDArray[Any]]:
 
 def card_of(metadata: dict[str, Any], report: TrainingReport) -> str:
     """Return the model card in Markdown."""
-    training = metadata["training"]
+    training, core = metadata["training"], len(CORE_FEATURES)
     kinds = "\n".join(f"- {kind}: {count} windows" for kind, count in training["kinds"].items())
     return f"""# Model card: warpwatch workload model {metadata["version"]}
 
@@ -132,11 +132,10 @@ public recordings; figures below are from simulated scenarios and say nothing ab
 
 ## What it is
 
-The mean of {training["members"]} fits of scikit-learn's {ESTIMATOR}
-({metadata["libraries"]["scikit-learn"]}; {training["max_iter"]} rounds, depth at most {training["max_depth"]},
-{training["max_leaf_nodes"]} leaves), each on other scenarios, exported as arrays. {len(FEATURE_NAMES)} features over
-15, 60 and 300 s; temperature {report.temperature:.3g}; abstention below {report.threshold:.3g}; a diagonal Mahalanobis
-distance over {len(CORE_FEATURES)} core features refuses what is out of its domain.
+The mean of {training["members"]} fits of scikit-learn's {ESTIMATOR} ({metadata["libraries"]["scikit-learn"]};
+{training["max_iter"]} rounds, depth at most {training["max_depth"]}, {training["max_leaf_nodes"]} leaves), exported as
+arrays. {len(FEATURE_NAMES)} features over 15, 60 and 300 s; temperature {report.temperature:.3g}; abstention below
+{report.threshold:.3g}; a diagonal Mahalanobis distance over {core} core features refuses what is out of its domain.
 
 ## Data
 

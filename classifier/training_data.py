@@ -57,7 +57,7 @@ _RICH_COLUMNS: Final = np.array([name.startswith(_RICH_PREFIXES) for name in FEA
 class DatasetConfig:
     """How much to simulate for training."""
 
-    scenarios: int = 3000
+    scenarios: int = 4000
     #: GPUs of each scenario that give windows, and windows of each.
     gpus: int = 2
     windows: int = 4
