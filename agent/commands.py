@@ -151,7 +151,34 @@ def train(arguments: argparse.Namespace) -> int:
 
 def evaluate(arguments: argparse.Namespace) -> int:
     """Score the labels on labelled recordings."""
-    raise NotImplementedError
+    import json
+
+    from agent.importers import open_trace
+    from classifier import model
+    from classifier.evaluation import EvaluationConfig
+    from classifier.evaluation import evaluate as score
+
+    _log_to_stderr("warning")
+    loaded = model.load(arguments.model) if arguments.model else model.load()
+    labels = load_config(arguments.config).labels
+    with _progress("recordings", "files") as advance:
+
+        def count(_name: str) -> None:
+            advance(1)
+
+        report = score(
+            arguments.traces,
+            loaded,
+            open_trace,
+            EvaluationConfig(labels=labels),
+            warn=log.warning,
+            progress=count,
+        )
+    print(
+        json.dumps(report.as_dict(), indent=2) if arguments.json else report.format(),
+        end="\n" if arguments.json else "",
+    )
+    return 0
 
 
 def check_config(arguments: argparse.Namespace) -> int:
