@@ -10,10 +10,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.clock import SystemClock, stopwatch
 from agent.config import format_config, load_config
 from agent.errors import UsageError
+
+if TYPE_CHECKING:
+    from classifier.results import Decision
 
 log = logging.getLogger("warpwatch")
 
@@ -153,31 +157,21 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Score the labels on labelled recordings."""
     import json
 
-    from agent.importers import open_trace
+    from agent.composition import replayed_decisions
     from classifier import model
-    from classifier.evaluation import EvaluationConfig
     from classifier.evaluation import evaluate as score
 
     _log_to_stderr("warning")
-    loaded = model.load(arguments.model) if arguments.model else model.load()
-    labels = load_config(arguments.config).labels
+    config = load_config(arguments.config)
+    version = model.load(arguments.model or model.BUNDLED).version
     with _progress("recordings", "files") as advance:
 
-        def count(_name: str) -> None:
+        def replayed(path: Path) -> Iterator[tuple[float, tuple[Decision, ...]]]:
+            yield from replayed_decisions(config, path, log.warning, bundle=arguments.model)
             advance(1)
 
-        report = score(
-            arguments.traces,
-            loaded,
-            open_trace,
-            EvaluationConfig(labels=labels),
-            warn=log.warning,
-            progress=count,
-        )
-    print(
-        json.dumps(report.as_dict(), indent=2) if arguments.json else report.format(),
-        end="\n" if arguments.json else "",
-    )
+        report = score(arguments.traces, replayed, model=version, warn=log.warning)
+    sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n" if arguments.json else report.format())
     return 0
 
 

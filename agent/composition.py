@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent.config import Config
 from agent.importers import Trace, open_trace
 from agent.pipeline import Pipeline
+from agent.replay import replay
 from classifier import model
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.registry import build_detectors
 from classifier.labeller import Labeller
+from classifier.results import Decision
 from exporters.snapshot import ModelInfo
 
 
@@ -55,3 +57,12 @@ def build_replay(
         replay=True,
     )
     return trace, pipeline
+
+
+def replayed_decisions(
+    config: Config, path: Path, warn: Callable[[str], None], *, bundle: Path | None = None
+) -> Iterator[tuple[float, tuple[Decision, ...]]]:
+    """Replay a trace or foreign log and yield what `replay --json` decides: seconds, and a decision for each GPU."""
+    trace, pipeline = build_replay(config, path, warn, bundle=bundle)
+    for step in replay(trace, pipeline, trace.header.interval_s):
+        yield step.t, step.judgement.decisions

@@ -1,7 +1,7 @@
 """Evaluation: the labels against public recordings whose truth is known from where they come from.
 
-Reads a folder of recordings with INDEX.csv (file, label, source_repo, tdp_w, ...) and PHASES.csv (loading, warm-up and
-the like, which are left out), plays each through history and labeller as replay does, and counts decisions per source.
+Reads a folder of recordings with INDEX.csv (file, label, source_repo, ...) and PHASES.csv (loading, warm-up and the
+like, which are left out), takes what a replay of each decides, and counts decisions per source.
 A source is the part of the file name before the double underscore; sources, not windows, are what figures are averaged
 over, since errors are per source.
 """
@@ -10,49 +10,22 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from agent.clock import Instant
 from agent.errors import UsageError
-from agent.history import History
-from agent.records import GpuLimits, GpuSample, Tick
-from agent.trace import TraceHeader
 from agent.vocabulary import CLASSES, WORKLOADS
 from classifier.evaluation_report import EvaluationReport, SourceScore
-from classifier.labeller import Labeller, LabellerConfig
-from classifier.model import Model
 from classifier.results import Decision
 
 Warn = Callable[[str], None]
+#: Replays one recording: seconds since its first sample, and the decisions of that moment for all GPUs.
+Replayed = Callable[[Path], Iterable[tuple[float, Iterable[Decision]]]]
 #: Phases in which the labelled work is going on; others of PHASES.csv (loading, warm-up, teardown) are left out.
 KEPT_PHASES: Final = frozenset({"steady", "inference", "training"})
-_COLUMNS: Final = ("file", "label", "source_repo", "tdp_w")
-
-
-class OpenedTrace(Protocol):
-    """A trace that is being read, as `agent.importers.open_trace` returns it."""
-
-    @property
-    def header(self) -> TraceHeader:
-        """Facts about the trace."""
-        ...
-
-    def __iter__(self) -> Iterator[Tick]: ...
-
-
-OpenTrace = Callable[[Path, Warn], OpenedTrace]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationConfig:
-    """How recordings are played."""
-
-    #: Seconds between two decisions; logs slower than that get one for each sample.
-    step_s: float = 5.0
-    labels: LabellerConfig = field(default_factory=LabellerConfig)
+_COLUMNS: Final = ("file", "label", "source_repo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +36,6 @@ class Recording:
     label: str
     source: str
     repository: str
-    power_limit_watts: float | None  # the board's nominal power, for logs that do not hold the limit
     kept: tuple[tuple[float, float], ...] | None  # seconds since the first sample; None: all
 
     def keeps(self, t: float) -> bool:
@@ -73,25 +45,25 @@ class Recording:
 
 def evaluate(
     traces_dir: Path,
-    model: Model | None,
-    open_trace: OpenTrace,
-    config: EvaluationConfig = EvaluationConfig(),
+    replayed: Replayed,
     *,
+    model: str | None,
     warn: Warn = lambda _: None,
     progress: Warn = lambda _: None,
 ) -> EvaluationReport:
-    """Play every recording of `traces_dir` and return the scores per source and label.
+    """Replay every recording of `traces_dir` and return the scores per source and label.
 
-    Raises UsageError where INDEX.csv is missing or has other columns; a recording that cannot be read is reported
-    through `warn` and left out.
+    `model` is the version that the report names. Raises UsageError where INDEX.csv is missing or has other columns; a
+    recording that cannot be read is reported through `warn` and left out.
     """
     tallies: dict[tuple[str, str], _Tally] = {}
     for recording in read_index(traces_dir):
         tally = tallies.setdefault((recording.source, recording.label), _Tally(recording))
         progress(f"{recording.label} {recording.path.name}")
         try:
-            for decision in decisions_of(recording, model, open_trace, config, warn):
-                tally.count(decision)
+            for t, decisions in replayed(recording.path):
+                if recording.keeps(t):
+                    tally.count(decisions)
         except UsageError as error:
             warn(f"left out: {error}")
             continue
@@ -99,48 +71,8 @@ def evaluate(
     scores = tuple(tally.score() for tally in tallies.values() if tally.workloads)
     return EvaluationReport(
         sources=tuple(sorted(scores, key=lambda s: (WORKLOADS.index(s.label), s.source))),
-        model=model.version if model else None,
+        model=model,
     )
-
-
-def decisions_of(
-    recording: Recording, model: Model | None, open_trace: OpenTrace, config: EvaluationConfig, warn: Warn
-) -> Iterator[Decision]:
-    """Yield the decisions of one recording that fall into its kept phases."""
-    trace = open_trace(recording.path, warn)
-    labeller = Labeller(model, config.labels)
-    for t, decisions in play(trace, trace.header.interval_s, labeller, config.step_s, recording.power_limit_watts):
-        if recording.keeps(t):
-            yield from decisions
-
-
-def play(
-    ticks: Iterable[Tick], interval_s: float, labeller: Labeller, step_s: float, power_limit_watts: float | None
-) -> Iterator[tuple[float, tuple[Decision, ...]]]:
-    """Feed ticks to a history and yield seconds since the first sample and the decisions of that moment.
-
-    A GPU whose log holds no limit gets `power_limit_watts`: a live node always knows it.
-    """
-    history = History()
-    start_s: float | None = None
-    due_s = 0.0
-    for tick in ticks:
-        if start_s is None:
-            start_s = due_s = tick.monotonic_s
-        history.ingest(tick)
-        if power_limit_watts is not None:
-            _set_limits(history, tick, power_limit_watts)
-        if tick.monotonic_s >= due_s:
-            yield tick.monotonic_s - start_s, labeller.decide(Instant(tick.monotonic_s, tick.wall_s), history)
-            due_s = tick.monotonic_s + step_s if interval_s > step_s else max(due_s + step_s, tick.monotonic_s)
-
-
-def _set_limits(history: History, tick: Tick, power_limit_watts: float) -> None:
-    for record in tick.records:
-        if isinstance(record, GpuSample) and history.gpus[record.key].power_limit_watts is None:
-            history.gpus[record.key].limits = GpuLimits(
-                monotonic_s=tick.monotonic_s, wall_s=tick.wall_s, key=record.key, power_limit_watts=power_limit_watts
-            )
 
 
 def read_index(traces_dir: Path) -> list[Recording]:
@@ -160,7 +92,6 @@ def read_index(traces_dir: Path) -> list[Recording]:
                 label=row["label"],
                 source=Path(row["file"]).name.partition("__")[0],
                 repository=row["source_repo"],
-                power_limit_watts=_number(row["tdp_w"]),
                 kept=tuple(kept) if kept else None,
             )
         )
@@ -209,12 +140,13 @@ class _Tally:
         self._reasons: Counter[str] = Counter()
         self._forced: Counter[str] = Counter()
 
-    def count(self, decision: Decision) -> None:
-        self.workloads[decision.workload] += 1
-        if decision.workload == "unknown" and decision.reason:
-            self._reasons[decision.reason] += 1
-        if decision.probabilities is not None:
-            self._forced[max(("training", "inference"), key=decision.probabilities.__getitem__)] += 1
+    def count(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            self.workloads[decision.workload] += 1
+            if decision.workload == "unknown" and decision.reason:
+                self._reasons[decision.reason] += 1
+            if decision.probabilities is not None:
+                self._forced[max(("training", "inference"), key=decision.probabilities.__getitem__)] += 1
 
     def score(self) -> SourceScore:
         recording = self._recording

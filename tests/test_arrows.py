@@ -49,8 +49,6 @@ ALLOWED = {
         "exporters",
     ),
 }
-#: Scoring labelled recordings is a replay; it may use what a replay uses.
-EXCEPTIONS = {"classifier/evaluation.py": ("agent.importers", "agent.replay", "agent.pipeline", "agent.composition")}
 #: Third-party modules by the files or folders that alone may import them.
 CONFINED = {
     "pynvml": ("agent/samplers/nvml_binding.py",),
@@ -82,7 +80,7 @@ def imports(path: str) -> set[str]:
 @pytest.mark.parametrize("path", FILES)
 def test_a_module_imports_only_what_its_folder_may(path):
     folder = max((name for name in ALLOWED if path.startswith(name + "/")), key=len)
-    allowed = ALLOWED[folder] + EXCEPTIONS.get(path, ())
+    allowed = ALLOWED[folder]
     ours = {name for name in imports(path) if name.split(".")[0] in ("agent", "classifier", "exporters")}
     if path not in COMPOSITION:
         wrong = {

@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.composition import replayed_decisions
+from agent.config import Config
 from agent.errors import UsageError
-from agent.records import GpuKey, GpuSample, Tick
-from agent.trace import TraceHeader
-from classifier.evaluation import EvaluationConfig, evaluate, read_index
+from agent.pipeline import Pipeline
+from agent.records import GpuKey, GpuLimits, GpuSample, Tick
+from agent.replay import replay
+from classifier.detectors.baseline import PowerBaselines
+from classifier.evaluation import evaluate, read_index
 from classifier.evaluation_report import EvaluationReport, SourceScore
 from classifier.features import FEATURE_NAMES
+from classifier.labeller import Labeller, LabellerConfig
 from classifier.model import Prediction
 
 REAL = Path(__file__).parents[3] / "shared" / "traces"
@@ -34,45 +39,51 @@ class FakeModel:
         return Prediction(probabilities=probabilities, out_of_domain_ratio=np.full(len(rows), 0.1))
 
 
-class FakeTrace:
-    """A trace of one GPU, once a second."""
-
-    def __init__(self, util, watts, seconds):
-        self.header = TraceHeader(provenance="imported", interval_s=1.0)
-        self._values = util, watts, seconds
-
-    def __iter__(self):
-        util, watts, seconds = self._values
-        for t in range(seconds):
-            sample = GpuSample(
-                monotonic_s=t, wall_s=t, key=GpuKey(0), utilization_ratio=util, power_watts=watts, sm_active_ratio=util
-            )
-            yield Tick(monotonic_s=float(t), wall_s=float(t), records=(sample,))
+def played(utilization, watts, seconds, interval_s=1, model=None):
+    """Replay one GPU with a limit of 400 W."""
+    pipeline = Pipeline(
+        labeller=Labeller(model, LabellerConfig()),
+        detectors=(),
+        baselines=PowerBaselines(),
+        sample_interval_s=interval_s,
+        facts_hold=True,
+    )
+    ticks = []
+    for t in range(0, seconds, interval_s):
+        stamp = {"monotonic_s": float(t), "wall_s": float(t), "key": GpuKey(0)}
+        sample = GpuSample(**stamp, utilization_ratio=utilization, power_watts=watts, sm_active_ratio=utilization)
+        ticks.append(Tick(monotonic_s=t, wall_s=t, records=(sample, GpuLimits(**stamp, power_limit_watts=400.0))))
+    for step in replay(ticks, pipeline, interval_s):
+        yield step.t, step.judgement.decisions
 
 
 TRACES = {
-    "a__one.csv": FakeTrace(0.9, 300.0, 101),
-    "b__two.csv": FakeTrace(0.9, 100.0, 101),
-    "c__three.csv": FakeTrace(0.0, 50.0, 101),
-    "a__four.csv": FakeTrace(0.9, 100.0, 101),
+    "a__one.csv": (0.9, 300.0, 101),
+    "b__two.csv": (0.9, 100.0, 101),
+    "c__three.csv": (0.0, 50.0, 101),
+    "a__four.csv": (0.9, 100.0, 101),
 }
 
 
-def opened(path, warn):
+def replayed(path, model=None):
     if path.name not in TRACES:
         raise UsageError(f"cannot read {path}")
-    return TRACES[path.name]
+    return played(*TRACES[path.name], model=model)
+
+
+def with_fake_model(path):
+    return replayed(path, FakeModel())
 
 
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "INDEX.csv").write_text(
-        "file,label,source_repo,tdp_w\n"
-        "training/a__one.csv,training,example.org/a,400\n"
-        "training/a__four.csv,training,example.org/a,400\n"
-        "inference/b__two.csv,inference,example.org/b,400\n"
-        "idle/c__three.csv,idle,example.org/c,\n"
-        "idle/c__gone.csv,idle,example.org/c,\n"
+        "file,label,source_repo\n"
+        "training/a__one.csv,training,example.org/a\n"
+        "training/a__four.csv,training,example.org/a\n"
+        "inference/b__two.csv,inference,example.org/b\n"
+        "idle/c__three.csv,idle,example.org/c\n"
+        "idle/c__gone.csv,idle,example.org/c\n"
     )
     (tmp_path / "PHASES.csv").write_text(
         "file,phase,t_start_s,t_end_s\ntraining/a__four.csv,loading,0,49\ntraining/a__four.csv,steady,50,100\n"
@@ -82,7 +93,7 @@ def folder(tmp_path):
 
 def test_decisions_are_counted_per_source_and_phases_are_cropped(folder):
     warnings = []
-    report = evaluate(folder, FakeModel(), opened, warn=warnings.append)
+    report = evaluate(folder, with_fake_model, model="fake", warn=warnings.append)
     by_source = {(one.label, one.source): one for one in report.sources}
     training = by_source["training", "a"]
     # One: 21 decisions at 0, 5, ..., 100 s, of which 3 come before 15 s of evidence. Four: those from 50 s on, 11.
@@ -99,7 +110,7 @@ def test_decisions_are_counted_per_source_and_phases_are_cropped(folder):
 
 
 def test_report_shows_recall_coverage_baselines_and_repositories(folder):
-    report = evaluate(folder, FakeModel(), opened)
+    report = evaluate(folder, with_fake_model, model="fake")
     # Sources: a is 18/29 right, b wholly: mean over sources 0.81; one of two is the commoner.
     assert report.forced_by_source == pytest.approx((18 / 29 + 1) / 2)
     assert report.majority_baseline == 0.5
@@ -118,7 +129,7 @@ def test_report_shows_recall_coverage_baselines_and_repositories(folder):
 
 
 def test_without_a_model_idle_is_still_seen_and_nothing_else_is_claimed(folder):
-    report = evaluate(folder, None, opened)
+    report = evaluate(folder, replayed, model=None)
     assert {word for one in report.sources if one.label != "idle" for word in one.decisions} == {"unknown"}
     assert report.micro("idle").right == 18
     assert report.forced_by_source is None
@@ -126,28 +137,20 @@ def test_without_a_model_idle_is_still_seen_and_nothing_else_is_claimed(folder):
 
 
 def test_slow_logs_give_one_decision_for_each_sample(folder):
-    class SlowTrace(FakeTrace):
-        def __iter__(self):
-            for tick in super().__iter__():
-                if tick.monotonic_s % 20 == 0:
-                    yield tick
-
-    slow = SlowTrace(0.0, 50.0, 201)
-    slow.header = TraceHeader(provenance="imported", interval_s=20.0)
-    report = evaluate(folder, None, lambda _path, _warn: slow, EvaluationConfig())
+    report = evaluate(folder, lambda _path: played(0.0, 50.0, 201, interval_s=20), model=None)
     assert report.micro("idle").total == 2 * 11  # two recordings of 0, 20, ..., 200 s
 
 
 def test_folder_without_index_or_with_another_table_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"INDEX\.csv"):
-        evaluate(tmp_path, None, opened)
+        evaluate(tmp_path, replayed, model=None)
     (tmp_path / "INDEX.csv").write_text("name\nx\n")
     with pytest.raises(UsageError, match="no column file"):
         read_index(tmp_path)
-    (tmp_path / "INDEX.csv").write_text("file,label,source_repo,tdp_w\na__b.csv,gaming,r,1\n")
+    (tmp_path / "INDEX.csv").write_text("file,label,source_repo\na__b.csv,gaming,r\n")
     with pytest.raises(UsageError, match="gaming"):
         read_index(tmp_path)
-    (tmp_path / "INDEX.csv").write_text("file,label,source_repo,tdp_w\n")
+    (tmp_path / "INDEX.csv").write_text("file,label,source_repo\n")
     with pytest.raises(UsageError, match="lists no recording"):
         read_index(tmp_path)
 
@@ -166,14 +169,11 @@ def test_a_source_without_decisions_divides_by_nothing():
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the real recordings are not here (../shared/traces)")
 def test_idle_recordings_of_public_sources_are_idle():
-    """Idle is the claim that holds on real recordings: play the three of them."""
-    from agent.importers import open_trace
-
+    """Idle is the claim that holds on real recordings: replay the three of them."""
     recordings = [one for one in read_index(REAL) if one.label == "idle"]
     assert len(recordings) == 3
-    from classifier.evaluation import decisions_of
-
     for recording in recordings:
-        said = [one.workload for one in decisions_of(recording, None, open_trace, EvaluationConfig(), lambda _: None)]
+        steps = replayed_decisions(Config(), recording.path, lambda _: None)
+        said = [one.workload for t, decisions in steps if recording.keeps(t) for one in decisions]
         assert said.count("idle") / len(said) > 0.85
         assert set(said) <= {"idle", "unknown"}
