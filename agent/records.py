@@ -55,7 +55,7 @@ class GpuState(Record):
 class GpuSample(Record):
     """The core tick of one GPU (1 s).
 
-    The four `*_bytes_per_second` values come only from foreign logs, which hold rates instead of counters.
+    The four `*_bytes_per_second` values come from foreign logs, which hold rates instead of counters, and from GPM.
     """
 
     key: GpuKey
@@ -73,6 +73,12 @@ class GpuSample(Record):
     sm_occupancy_ratio: float | None = None  # GPM 3
     tensor_active_ratio: float | None = None  # GPM 5
     dram_active_ratio: float | None = None  # GPM 10
+    tensor_hmma_active_ratio: float | None = None  # GPM 7: half precision and TF32 matrix work
+    tensor_imma_active_ratio: float | None = None  # GPM 9: integer matrix work
+    tensor_dfma_active_ratio: float | None = None  # GPM 6: double precision matrix work
+    fp64_active_ratio: float | None = None  # GPM 11
+    fp32_active_ratio: float | None = None  # GPM 12
+    fp16_active_ratio: float | None = None  # GPM 13; stays 0 for bfloat16
     pcie_receive_bytes_per_second: float | None = None
     pcie_transmit_bytes_per_second: float | None = None
     nvlink_receive_bytes_per_second: float | None = None
@@ -108,6 +114,62 @@ class GpuLimits(Record):
     power_limit_watts: float | None = None  # nvmlDeviceGetEnforcedPowerLimit
     sm_clock_max_hertz: float | None = None  # nvmlDeviceGetMaxClockInfo(SM)
     memory_clock_max_hertz: float | None = None  # nvmlDeviceGetMaxClockInfo(MEM)
+    pcie_generation: int | None = None  # nvmlDeviceGetCurrPcieLinkGeneration: lower while idle
+    pcie_generation_max: int | None = None  # nvmlDeviceGetMaxPcieLinkGeneration: of board and slot
+    pcie_width: int | None = None  # nvmlDeviceGetCurrPcieLinkWidth, lanes
+    pcie_width_max: int | None = None  # nvmlDeviceGetMaxPcieLinkWidth, lanes
+    recovery_action: int | None = None  # field 230: 0 none, 1 reset GPU, 2 reboot node, 3 drain P2P, 4 drain and reset
+    fabric_state: str | None = None  # nvmlDeviceGetGpuFabricInfoV: not_started, in_progress, completed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFastPower(Record):
+    """Power of one GPU at high rate since the record before: several readings in one record, oldest first.
+
+    From field 186 (instant power) at about 10 Hz, or from the driver's ring (nvmlDeviceGetSamples, total power). The
+    record's time is that of the newest reading; `ages_s` says how much older each reading is than that.
+    """
+
+    key: GpuKey
+    power_watts: tuple[float, ...]
+    ages_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth(Record):
+    """Error counters and marks of one physical GPU (5 s). Counters are the driver's own."""
+
+    key: GpuKey
+    ecc_corrected_volatile_total: int | None = None  # nvmlDeviceGetTotalEccErrors, since driver load
+    ecc_uncorrected_volatile_total: int | None = None
+    ecc_corrected_aggregate_total: int | None = None  # over the life of the board
+    ecc_uncorrected_aggregate_total: int | None = None
+    remapped_rows_correctable_total: int | None = None  # nvmlDeviceGetRemappedRows or fields 142, 143
+    remapped_rows_uncorrectable_total: int | None = None
+    is_row_remap_pending: bool | None = None  # field 144: a reset will remap
+    is_row_remap_failed: bool | None = None  # field 145: no spare row is left
+    pcie_replays_total: int | None = None  # field 94
+    nvlink_crc_errors_total: int | None = None  # summed over links
+    nvlink_replay_errors_total: int | None = None
+    nvlink_recovery_errors_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuXids(Record):
+    """All XID events of one physical GPU since the agent started, by code; sent when one came and every 5 s."""
+
+    key: GpuKey
+    totals: Mapping[int, int]  # events by XID; the critical codes are there from the start, at 0
+    last_wall_s: Mapping[int, float] = field(default_factory=dict)  # of the newest event by XID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMigInfo(Record):
+    """Identity of one MIG instance; sent at discovery, when the layout changes, and every 60 s."""
+
+    key: GpuKey  # with gpu_i_id
+    profile: str | None = None  # as nvidia-smi prints it: 1g.10gb
+    mig_uuid: str | None = None  # MIG-...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +216,10 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "gpu_sample": GpuSample,
     "gpu_slow_sample": GpuSlowSample,
     "gpu_limits": GpuLimits,
+    "gpu_fast_power": GpuFastPower,
+    "gpu_health": GpuHealth,
+    "gpu_xids": GpuXids,
+    "gpu_mig_info": GpuMigInfo,
     "network_sample": NetworkSample,
     "infiniband_sample": InfinibandSample,
     "disk_sample": DiskSample,
@@ -166,6 +232,10 @@ PERIODS_S: dict[type[Record], float] = {
     GpuSample: 1.0,
     GpuSlowSample: 5.0,
     GpuLimits: 60.0,
+    GpuFastPower: 2.0,
+    GpuHealth: 5.0,
+    GpuXids: 5.0,
+    GpuMigInfo: 60.0,
     NetworkSample: 1.0,
     InfinibandSample: 1.0,
     DiskSample: 1.0,

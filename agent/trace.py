@@ -21,10 +21,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
 from agent.errors import UsageError
-from agent.records import RECORD_TYPES, GpuKey, GpuProcess, Record, Tick
-
-#: What `json.loads` returns.
-Json = Any
+from agent.record_codec import Json, decode_number, decode_records, encode_records
+from agent.records import Tick
 
 SCHEMA: Final = 1
 PROVENANCES: Final = ("recorded", "simulated", "imported")
@@ -48,7 +46,6 @@ _DAMAGE: Final = (
     OverflowError,
     RecursionError,
 )
-_TYPE_NAMES: Final = {cls: name for name, cls in RECORD_TYPES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +241,7 @@ class TraceReader:
     def _parse(self, line: str, number: int, last_s: float) -> Tick | None:
         try:
             value = json.loads(line, parse_constant=_no_constant)
-            monotonic_s, wall_s = float(_decode_number(value["t"])), float(_decode_number(value["w"]))
+            monotonic_s, wall_s = float(decode_number(value["t"])), float(decode_number(value["w"]))
             if monotonic_s < last_s - _DISORDER_S:
                 self._warn_once(f"{self._path}: time goes back in the middle; those lines are left out")
                 return None
@@ -278,7 +275,7 @@ def _decode_header(value: Json) -> TraceHeader:
     if (
         not isinstance(header.schema, int)
         or header.provenance not in PROVENANCES
-        or _decode_number(header.interval_s) <= 0
+        or decode_number(header.interval_s) <= 0
     ):
         raise ValueError("no header")
     if not isinstance(header.machine, dict) or not isinstance(header.samplers, dict):
@@ -286,103 +283,6 @@ def _decode_header(value: Json) -> TraceHeader:
     if not isinstance(header.label, str | None) or not isinstance(header.source, str | None):
         raise TypeError("no header")
     return header
-
-
-def encode_records(records: tuple[Record, ...]) -> dict[str, list[dict[str, Any]]]:
-    """Return the records by type name as JSON values; the times are the tick's and are left out."""
-    encoded: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        fields: dict[str, Any] = {}
-        for name in record.__dataclass_fields__:
-            value = getattr(record, name)
-            if name in ("monotonic_s", "wall_s") or value is None or value == {}:
-                continue
-            fields[name] = list(value) if isinstance(value, tuple) else value
-        encoded.setdefault(_TYPE_NAMES[type(record)], []).append(fields)
-    return encoded
-
-
-def decode_records(
-    encoded: Mapping[str, Any], monotonic_s: float, wall_s: float, warn: Callable[[str], None]
-) -> tuple[Record, ...]:
-    """Return the records of one line; unknown types and fields are left out and reported.
-
-    Raises TypeError or ValueError where a value is not what its field holds: the line is damaged.
-    """
-    records: list[Record] = []
-    for name, values in encoded.items():
-        cls = RECORD_TYPES.get(name)
-        if cls is None:
-            warn(f"unknown record type {name!r} left out")
-            continue
-        decoders = _DECODERS[cls]
-        for value in values:
-            fields: dict[str, Any] = {}
-            for field_name, content in value.items():
-                decode = decoders.get(field_name)
-                if decode is None:
-                    warn(f"unknown field {name}.{field_name} left out")
-                elif content is not None:
-                    fields[field_name] = decode(content)
-            records.append(cls(**fields, monotonic_s=monotonic_s, wall_s=wall_s))
-    return tuple(records)
-
-
-def _decode_number(value: Json) -> float | int:
-    if type(value) is not float and type(value) is not int:
-        raise TypeError("not a number")
-    if not math.isfinite(value):  # 1e999 is JSON, and read as infinity
-        raise ValueError("not finite")
-    return value
-
-
-def _decode_text(value: Json) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not a text")
-    return value
-
-
-def _decode_key(value: Json) -> GpuKey:
-    key = GpuKey(*value)
-    if not isinstance(key.gpu, int) or not isinstance(key.uuid, str | None) or not isinstance(key.gpu_i_id, int | None):
-        raise TypeError("not a GPU key")
-    return key
-
-
-def _decode_texts(value: Json) -> tuple[str, ...]:
-    return tuple(map(_decode_text, value))
-
-
-def _decode_processes(value: Json) -> tuple[GpuProcess, ...]:
-    processes = tuple(GpuProcess(*process) for process in value)
-    for process in processes:
-        if not isinstance(process.pid, int) or not isinstance(process.memory_used_bytes, int | None):
-            raise TypeError("not a process")
-    return processes
-
-
-def _decode_seconds(value: Json) -> dict[str, float]:
-    return {_decode_text(name): _decode_number(seconds) for name, seconds in value.items()}
-
-
-_FIELD_DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "float": _decode_number,
-    "int": _decode_number,
-    "str": _decode_text,
-    "GpuKey": _decode_key,
-    "tuple[str, ...]": _decode_texts,
-    "tuple[GpuProcess, ...]": _decode_processes,
-    "Mapping[str, float]": _decode_seconds,
-}
-#: By record type and field, what checks and converts its JSON value; a new kind of field fails here, at import.
-_DECODERS: Final = {
-    cls: {
-        f.name: _FIELD_DECODERS[str(f.type).removesuffix(" | None")]
-        for f in dataclasses.fields(cls)
-        if f.name not in ("monotonic_s", "wall_s")
-    }
-    for cls in RECORD_TYPES.values()
-}
 
 
 def _compact(value: dict[str, Any]) -> dict[str, Any]:
