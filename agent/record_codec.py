@@ -56,6 +56,7 @@ def decode_records(
 
 
 def decode_number(value: Json) -> float | int:
+    """Return a finite number; raises TypeError or ValueError for anything else."""
     if type(value) is not float and type(value) is not int:
         raise TypeError("not a number")
     if not math.isfinite(value):  # 1e999 is JSON, and read as infinity
