@@ -159,7 +159,8 @@ class GpuXids(Record):
     """All XID events of one physical GPU since the agent started, by code; sent when one came and every 5 s."""
 
     key: GpuKey
-    totals: Mapping[int, int]  # events by XID; the critical codes are there from the start, at 0
+    #: Events by XID; the critical codes are there from the start, at 0.
+    totals: Mapping[int, int] = field(default_factory=dict)
     last_wall_s: Mapping[int, float] = field(default_factory=dict)  # of the newest event by XID
 
 
