@@ -3,21 +3,28 @@
 Counters become rates here and nowhere else, since this is where two readings of one counter meet: a reading
 below the one before it is a reset and gives no rate. Missing values are not stored, so a series holds
 finite numbers only; a gap shows in its times.
+
+Bytes over a link may come twice, as a counter and as a rate (GPM, or a log that holds rates). One source fills the
+channel at a time: for NVLink the counter, which is as often read and misses nothing, and the rate where the counter
+gives none; for PCIe the rate, since the counter is read every 5 s only, and the counter where no rate came of late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agent.mig_layout import MigLayout, card_of
 from agent.records import (
+    PERIODS_S,
     DiskSample,
+    GpuFastPower,
     GpuInfo,
     GpuKey,
     GpuLimits,
+    GpuMigInfo,
     GpuProcess,
     GpuSample,
     GpuSlowSample,
@@ -27,8 +34,19 @@ from agent.records import (
     Record,
     Tick,
 )
+from agent.rings import Array, CounterRate, Ring, Series
 
-Array = NDArray[np.float64]
+__all__ = [
+    "GPU_CHANNELS",
+    "HOST_CHANNELS",
+    "Array",
+    "CounterRate",
+    "GpuHistory",
+    "History",
+    "HostHistory",
+    "Ring",
+    "Series",
+]
 
 #: Channels taken from GpuSample as they are.
 _SAMPLE_FIELDS: Final = (
@@ -43,12 +61,16 @@ _SAMPLE_FIELDS: Final = (
     "sm_occupancy_ratio",
     "tensor_active_ratio",
     "dram_active_ratio",
-    "pcie_receive_bytes_per_second",
-    "pcie_transmit_bytes_per_second",
-    "nvlink_receive_bytes_per_second",
-    "nvlink_transmit_bytes_per_second",
+    "tensor_hmma_active_ratio",
+    "tensor_imma_active_ratio",
+    "tensor_dfma_active_ratio",
+    "fp64_active_ratio",
+    "fp32_active_ratio",
+    "fp16_active_ratio",
 )
-#: Counters whose rate is the channel of the right-hand name.
+#: Rates of GpuSample; they win over the counter of the same channel.
+_SAMPLE_RATES: Final = ("pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second")
+#: Counters whose rate is the channel of the right-hand name; they win over the rate of that name in the same sample.
 _SAMPLE_COUNTERS: Final = {
     "nvlink_receive_bytes_total": "nvlink_receive_bytes_per_second",
     "nvlink_transmit_bytes_total": "nvlink_transmit_bytes_per_second",
@@ -59,12 +81,20 @@ _SLOW_COUNTERS: Final = {
     "pcie_transmit_bytes_total": "pcie_transmit_bytes_per_second",
     "energy_joules_total": "energy_power_watts",
 }
+#: A counter of the slow tick stays out of a channel that got a rate within this many seconds.
+_RATE_HOLD_S: Final = 3 * PERIODS_S[GpuSlowSample]
+#: Channels that forget sooner than the others: ten readings and more a second.
+_SHORT_HORIZONS_S: Final = {"power_fast_watts": 120.0}
 #: All channels of a GPU. `throttled` is 1 while a thermal or hardware clock event reason is active, else 0; `samples`
-#: holds 1 at the time of every GpuSample, whatever it could read; `process_count` counts compute processes.
+#: holds 1 at the time of every GpuSample, whatever it could read; `process_count` counts compute processes;
+#: `power_fast_watts` has ten readings and more a second, of the last 120 s only.
 GPU_CHANNELS: Final = (
     *_SAMPLE_FIELDS,
+    *_SAMPLE_RATES,
+    *_SAMPLE_COUNTERS.values(),
     *_SLOW_FIELDS,
     "energy_power_watts",
+    "power_fast_watts",
     "throttled",
     "process_count",
     "samples",
@@ -96,83 +126,6 @@ _HOST_COUNTERS: Final[dict[type[Record], dict[str, str]]] = {
 }
 
 
-class Series(NamedTuple):
-    """Part of one channel: times (monotonic seconds, increasing) and values, same length, no NaN.
-
-    Both are views into the ring: valid until the next ingest, not to be written to.
-    """
-
-    times: Array
-    values: Array
-
-    @property
-    def size(self) -> int:
-        """Number of samples (`len` of the tuple is always 2)."""
-        return int(self.times.size)
-
-
-class Ring:
-    """Time series that forgets what is older than its horizon; contiguous, so that windows are views."""
-
-    def __init__(self, horizon_s: float, rows: int = 256) -> None:
-        self._horizon_s = horizon_s
-        self._data = np.empty((2, rows))
-        self._start = 0
-        self._end = 0
-
-    def append(self, time_s: float, value: float) -> None:
-        """Add a sample; one that is not later than the last one is dropped."""
-        if self._end > self._start and time_s <= self._data[0, self._end - 1]:
-            return
-        if self._end == self._data.shape[1]:
-            self._make_room(time_s)
-        self._data[0, self._end] = time_s
-        self._data[1, self._end] = value
-        self._end += 1
-
-    def _make_room(self, time_s: float) -> None:
-        self._start = int(np.searchsorted(self._data[0, : self._end], time_s - self._horizon_s))
-        kept = self._data[:, self._start : self._end]
-        size = kept.shape[1]
-        capacity = self._data.shape[1]
-        if size > capacity // 2:
-            grown = np.empty((2, capacity * 2))
-            grown[:, :size] = kept
-            self._data = grown
-        else:
-            self._data[:, :size] = kept.copy()
-        self._start, self._end = 0, size
-
-    def window(self, now_s: float, seconds: float) -> Series:
-        """Return the samples with `now_s - seconds < time <= now_s`."""
-        times = self._data[0, self._start : self._end]
-        low = self._start + int(np.searchsorted(times, now_s - seconds, side="right"))
-        high = self._start + int(np.searchsorted(times, now_s, side="right"))
-        return Series(self._data[0, low:high], self._data[1, low:high])
-
-    def last(self) -> tuple[float, float] | None:
-        """Return time and value of the newest sample."""
-        if self._end == self._start:
-            return None
-        return float(self._data[0, self._end - 1]), float(self._data[1, self._end - 1])
-
-
-class CounterRate:
-    """Rate of a counter that may reset: per second between two readings, None for the first and over a reset."""
-
-    __slots__ = ("_last",)
-
-    def __init__(self) -> None:
-        self._last: tuple[float, float] | None = None
-
-    def update(self, time_s: float, total: float) -> float | None:
-        """Take a reading and return the mean rate since the one before."""
-        last, self._last = self._last, (time_s, total)
-        if last is None or total < last[1] or time_s <= last[0]:
-            return None
-        return (total - last[1]) / (time_s - last[0])
-
-
 class _Channels:
     """Named rings and the counters that feed some of them."""
 
@@ -186,7 +139,8 @@ class _Channels:
             return
         ring = self._rings.get(channel)
         if ring is None:
-            ring = self._rings[channel] = Ring(self._horizon_s)
+            horizon_s = min(self._horizon_s, _SHORT_HORIZONS_S.get(channel, self._horizon_s))
+            ring = self._rings[channel] = Ring(horizon_s)
         ring.append(time_s, value)
 
     def rate(self, counter: tuple[str, ...], time_s: float, total: float | None) -> float | None:
@@ -229,6 +183,7 @@ class GpuHistory(_Channels):
         self.processes_since_s: float | None = None
         self.first_s: float | None = None
         self.last_s: float | None = None
+        self._rate_s: dict[str, float] = {}  # when a channel of _SAMPLE_RATES last got a rate
 
     @property
     def power_limit_watts(self) -> float | None:
@@ -247,8 +202,14 @@ class GpuHistory(_Channels):
         time_s = record.monotonic_s
         for name in _SAMPLE_FIELDS:
             self.put(name, time_s, getattr(record, name))
+        for name in _SAMPLE_RATES:
+            rate = getattr(record, name)
+            if rate is not None:
+                self.put(name, time_s, rate)
+                self._rate_s[name] = time_s
         for name, channel in _SAMPLE_COUNTERS.items():
-            self.put(channel, time_s, self.rate((name,), time_s, getattr(record, name)))
+            rate = self.rate((name,), time_s, getattr(record, name))
+            self.put(channel, time_s, getattr(record, channel) if rate is None else rate)
         if record.clock_event_reasons is not None:
             self.put("throttled", time_s, float(not _THROTTLE_REASONS.isdisjoint(record.clock_event_reasons)))
         self.put("samples", time_s, 1.0)
@@ -261,13 +222,21 @@ class GpuHistory(_Channels):
         for name in _SLOW_FIELDS:
             self.put(name, time_s, getattr(record, name))
         for name, channel in _SLOW_COUNTERS.items():
-            self.put(channel, time_s, self.rate((name,), time_s, getattr(record, name)))
+            rate = self.rate((name,), time_s, getattr(record, name))
+            rate_s = self._rate_s.get(channel)
+            if rate_s is None or time_s - rate_s > _RATE_HOLD_S:
+                self.put(channel, time_s, rate)
         if record.processes is not None:
             self.put("process_count", time_s, float(len(record.processes)))
             before = None if self.processes is None else {process.pid for process in self.processes}
             if before != {process.pid for process in record.processes}:
                 self.processes_since_s = time_s
         self.processes = record.processes
+
+    def add_fast_power(self, record: GpuFastPower) -> None:
+        """Take several readings of power, each at the record's time less its age."""
+        for watts, age_s in zip(record.power_watts, record.ages_s, strict=False):
+            self.put("power_fast_watts", record.monotonic_s - age_s, watts)
 
 
 class HostHistory(_Channels):
@@ -296,35 +265,71 @@ def _device_of(record: Record) -> tuple[str, ...]:
 
 
 class History:
-    """All that was measured in the last `horizon_s` seconds, by GPU and for the host."""
+    """All that was measured in the last `horizon_s` seconds, by GPU and for the host.
 
-    def __init__(self, horizon_s: float = 900.0) -> None:
+    `sample_interval_s` is the usual distance of two core samples of a GPU.
+    """
+
+    def __init__(self, horizon_s: float = 900.0, *, sample_interval_s: float = 1.0) -> None:
         self.horizon_s = horizon_s
-        self._gpus: dict[GpuKey, GpuHistory] = {}
         self.host = HostHistory(horizon_s)
+        self._layout = MigLayout(sample_interval_s)
+        self._all: dict[GpuKey, GpuHistory] = {}
+        self._work: dict[GpuKey, GpuHistory] = {}
 
     @property
     def gpus(self) -> Mapping[GpuKey, GpuHistory]:
-        """Every GPU that was ever seen, in the order of first sight."""
-        return self._gpus
+        """Where work runs: every whole card that was ever seen, and the instances of each card that is divided now.
+
+        This is what is labelled and assessed, in the order of first sight.
+        """
+        return self._work
+
+    @property
+    def all_gpus(self) -> Mapping[GpuKey, GpuHistory]:
+        """Every card that was ever seen, divided or not, and every instance that exists now."""
+        return self._all
 
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
+        gone = self._layout.observe(tick)
+        for key in gone:
+            self._all.pop(key, None)
+        count = len(self._all)
         for record in tick.records:
-            if isinstance(record, GpuSample):
-                self._gpu(record.key).add_sample(record)
-            elif isinstance(record, GpuSlowSample):
-                self._gpu(record.key).add_slow_sample(record)
-            elif isinstance(record, GpuState):
-                self._gpu(record.key).state = record.state
-            elif isinstance(record, GpuLimits):
-                self._gpu(record.key).limits = record
-            elif isinstance(record, GpuInfo):
-                self._gpu(record.key).info = record
+            self._add(record)
+        if gone or len(self._all) != count:
+            self._work = {
+                key: gpu
+                for key, gpu in self._all.items()
+                if key.gpu_i_id is not None or not self._layout.is_divided(key)
+            }
         self.host.add(tick.records)
 
+    def _add(self, record: Record) -> None:
+        if isinstance(record, GpuSample):
+            self._gpu(record.key).add_sample(record)
+        elif isinstance(record, GpuSlowSample):
+            self._gpu(record.key).add_slow_sample(record)
+        elif isinstance(record, GpuFastPower):
+            self._gpu(record.key).add_fast_power(record)
+        elif isinstance(record, GpuState):
+            self._gpu(record.key).state = record.state
+            # An instance is as well as its card.
+            for key in self._layout.instances(record.key):
+                self._gpu(key).state = record.state
+        elif isinstance(record, GpuLimits):
+            self._gpu(record.key).limits = record
+        elif isinstance(record, GpuInfo):
+            self._gpu(record.key).info = record
+        elif isinstance(record, GpuMigInfo):
+            self._gpu(record.key)
+
     def _gpu(self, key: GpuKey) -> GpuHistory:
-        found = self._gpus.get(key)
+        found = self._all.get(key)
         if found is None:
-            found = self._gpus[key] = GpuHistory(key, self.horizon_s)
+            # An instance has a card, whether or not that was heard of before.
+            state = "ok" if key.gpu_i_id is None else self._gpu(card_of(key)).state
+            found = self._all[key] = GpuHistory(key, self.horizon_s)
+            found.state = state
         return found

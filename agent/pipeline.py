@@ -5,6 +5,7 @@ Not thread-safe: the caller holds a lock where several threads deliver.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -13,16 +14,21 @@ import numpy as np
 
 from agent import __version__
 from agent.clock import Instant
+from agent.devices import DeviceLimit
 from agent.history import GpuHistory, History
+from agent.mig_layout import card_of
 from agent.records import (
     PERIODS_S,
     DiskSample,
+    GpuHealth,
     GpuInfo,
     GpuKey,
     GpuLimits,
+    GpuMigInfo,
     GpuSample,
     GpuSlowSample,
     GpuState,
+    GpuXids,
     InfinibandSample,
     NetworkSample,
     Record,
@@ -43,6 +49,9 @@ R = TypeVar("R", bound=Record)
 JUDGEMENT_PERIOD_S: Final = 5.0
 #: A value older than this many of its periods is stale.
 STALE_PERIODS: Final = 3.0
+#: XID codes of one GPU that are kept: those of its first record, the critical ones among them, then the first to come.
+#: A bound on series, for a GPU that fails in every way at once.
+MAX_XIDS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +82,7 @@ class Pipeline:
         `sample_interval_s` is the usual distance of two core samples of a GPU, above 1 s in slow foreign logs;
         `facts_hold` says that identity and limits are not repeated, as in such logs, and so never go stale.
         """
-        self.history = History()
+        self.history = History(sample_interval_s=sample_interval_s)
         self.findings = FindingTracker()
         self._labeller = labeller
         self._detectors = tuple(detectors)
@@ -88,15 +97,21 @@ class Pipeline:
         self._accounts: dict[GpuKey, _Account] = {}
         self._decisions: dict[GpuKey, Decision] = {}
         self._assessments: tuple[Assessment, ...] = ()
+        self._devices = DeviceLimit()
 
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
         self.history.ingest(tick)
         for record in tick.records:
-            self._latest[type(record), _subject(record)] = record
+            identity = type(record), _subject(record)
+            before = self._latest.get(identity)
+            self._latest[identity] = _merged_xids(before, record)
 
     def judge(self, now: Instant) -> Judgement:
-        """Label every GPU, ask every detector, and book the time since the last call to the labels held then."""
+        """Label every GPU, ask every detector, and book the time since the last call to the labels held then.
+
+        A card that is divided has neither label nor assessment: its instances have them.
+        """
         decisions = self._labeller.decide(now, self.history)
         self._decisions = {decision.key: decision for decision in decisions}
         self._baselines.update(now, self.history, self._decisions)
@@ -105,6 +120,8 @@ class Pipeline:
             for detector in self._detectors
             for assessment in detector.assess(now, self.history, self._decisions)
         )
+        for key in self._accounts.keys() - self.history.gpus.keys():
+            self._accounts[key].pause()
         for decision in decisions:
             self._book(now, decision.key)
             self._accounts[decision.key].workload = decision.workload
@@ -112,7 +129,7 @@ class Pipeline:
 
     def settle(self, now: Instant) -> None:
         """Book the time since the last judgement, at the end of a replay."""
-        for key in self._accounts:
+        for key in self._accounts.keys() & self.history.gpus.keys():
             self._book(now, key, is_final=True)
 
     def _book(self, now: Instant, key: GpuKey, *, is_final: bool = False) -> None:
@@ -135,13 +152,13 @@ class Pipeline:
         return NodeSnapshot(
             built=now,
             replay=self._replay,
-            gpus=tuple(self._view(now, key) for key in sorted(self.history.gpus, key=_gpu_order)),
-            networks=self._fresh(now, NetworkSample),
-            infiniband=self._fresh(now, InfinibandSample),
-            disks=self._fresh(now, DiskSample),
+            gpus=tuple(self._view(now, key) for key in sorted(self.history.all_gpus, key=_gpu_order)),
+            networks=self._devices.choose(NetworkSample, self._fresh(now, NetworkSample)),
+            infiniband=self._devices.choose(InfinibandSample, self._fresh(now, InfinibandSample)),
+            disks=self._devices.choose(DiskSample, self._fresh(now, DiskSample)),
             assessments=self._assessments,
             finding_totals=self.findings.totals,
-            samplers=tuple(samplers),
+            samplers=tuple(self._with_devices(status) for status in samplers),
             gpus_expected=gpus_expected,
             gpus_visible=gpus_visible,
             model=self._model,
@@ -151,24 +168,42 @@ class Pipeline:
         )
 
     def _view(self, now: Instant, key: GpuKey) -> GpuView:
-        state = self._get(now, GpuState, key)
         sample = self._get(now, GpuSample, key)
         newest = self._latest.get((GpuSample, key))
         account = self._accounts.get(key)
+        is_work = key in self.history.gpus
         return GpuView(
             key=key,
-            # Foreign logs hold no state: a GPU that brings samples is ok.
-            state=state.state if state else "ok" if sample and (GpuState, key) not in self._latest else None,
+            state=self._state(now, key),
             info=self._get(now, GpuInfo, key),
             sample=sample,
             slow=self._get(now, GpuSlowSample, key),
             limits=self._get(now, GpuLimits, key),
-            decision=self._decisions.get(key),
+            health=self._get(now, GpuHealth, key),
+            xids=self._get(now, GpuXids, key),
+            mig=self._get(now, GpuMigInfo, key),
+            decision=self._decisions.get(key) if is_work else None,
             sample_wall_s=newest.wall_s if newest else None,
-            workload_seconds=dict(account.seconds) if account else {},
-            workload_energy_joules=dict(account.energy_joules) if account and account.has_energy else None,
-            power_baseline_watts=self._baselines.watts(key),
+            workload_seconds=dict(account.seconds) if account and is_work else {},
+            workload_energy_joules=(
+                dict(account.energy_joules) if account and account.has_energy and is_work else None
+            ),
+            power_baseline_watts=self._baselines.watts(key) if is_work else {},
         )
+
+    def _state(self, now: Instant, key: GpuKey) -> str | None:
+        """Return the state of a card, for an instance too: only cards are asked for theirs."""
+        card = card_of(key)
+        state = self._get(now, GpuState, card)
+        if state is not None:
+            return state.state
+        # Foreign logs hold no state: a GPU that brings samples is ok.
+        has_samples = (self._get(now, GpuSample, key) or self._get(now, GpuSample, card)) is not None
+        return "ok" if has_samples and (GpuState, card) not in self._latest else None
+
+    def _with_devices(self, status: SamplerStatus) -> SamplerStatus:
+        more = self._devices.errors(status.name)
+        return dataclasses.replace(status, errors={**status.errors, **more}) if more else status
 
     def _get(self, now: Instant, kind: type[R], key: GpuKey) -> R | None:
         record = self._latest.get((kind, key))
@@ -178,7 +213,7 @@ class Pipeline:
         return tuple(r for r in self._latest.values() if isinstance(r, kind) and self._is_fresh(now, r))
 
     def _is_fresh(self, now: Instant, record: Record) -> bool:
-        if self._facts_hold and isinstance(record, GpuInfo | GpuLimits):
+        if self._facts_hold and isinstance(record, GpuInfo | GpuLimits | GpuMigInfo):
             return True
         period = max(PERIODS_S[type(record)], self._sample_interval_s)
         return now.monotonic_s - record.monotonic_s <= STALE_PERIODS * period
@@ -195,12 +230,19 @@ class _Account:
         self._max_gap_s = max_gap_s
         self._mark_s: float | None = None
         self._sample_s: float | None = None
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """Leave out the time until the next call of `book`: there was no such place to work."""
+        self._is_paused = True
 
     def book(self, now_s: float, gpu: GpuHistory, *, is_final: bool) -> None:
         """Book the time from the last call to the newest sample, or to `now_s` where that sample is too old."""
         first_s, newest_s = gpu.first_s, gpu.last_s
         if first_s is None or newest_s is None:
             return
+        if self._is_paused:
+            self._mark_s, self._sample_s, self._is_paused = newest_s, newest_s, False
         if self._mark_s is None or self._sample_s is None:
             self._mark_s = self._sample_s = first_s
         times = gpu.series("samples", newest_s, newest_s - self._sample_s).times
@@ -235,6 +277,21 @@ def _subject(record: Record) -> object:
     if isinstance(record, NetworkSample | DiskSample):
         return record.device
     return record.key  # type: ignore[attr-defined]
+
+
+def _merged_xids(before: Record | None, record: Record) -> Record:
+    """Return the counts of `record`, none of them below an earlier one: the agent counts, and counts do not fall."""
+    if not isinstance(before, GpuXids) or not isinstance(record, GpuXids):
+        return record
+    totals = dict(before.totals)
+    last_wall_s = dict(before.last_wall_s)
+    for code, count in record.totals.items():
+        if code in totals or len(totals) < MAX_XIDS:
+            totals[code] = max(count, totals.get(code, 0))
+    for code, wall_s in record.last_wall_s.items():
+        if code in totals:
+            last_wall_s[code] = max(wall_s, last_wall_s.get(code, wall_s))
+    return dataclasses.replace(record, totals=totals, last_wall_s=last_wall_s)
 
 
 def _gpu_order(key: GpuKey) -> tuple[int, int]:

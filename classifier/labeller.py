@@ -98,6 +98,8 @@ class Labeller:
         """Return one decision per GPU of `history`, in its order."""
         decisions: dict[GpuKey, Decision] = {}
         pending: list[_Evidence] = []
+        for gone in self._states.keys() - history.gpus.keys():  # a MIG layout that changed
+            del self._states[gone]
         for key, gpu in history.gpus.items():
             state = self._states.get(key)
             if state is None:
@@ -173,7 +175,7 @@ class Labeller:
         return _decision(now, gpu, UNKNOWN, state.barred_since_s, span_s, reason=reason)
 
     def _idle(self, now: Instant, gpu: GpuHistory, state: _GpuState, signals: Signals, span_s: float) -> Decision:
-        rest = (1.0 - self._config.idle_probability) / (len(CLASSES) - 1)
+        rest = round((1.0 - self._config.idle_probability) / (len(CLASSES) - 1), 12)  # 0.01, not 0.010000000000000009
         probabilities = np.array([self._config.idle_probability if name == "idle" else rest for name in CLASSES])
         state.barred = None
         label = state.smoother.settle(now.monotonic_s, "idle")

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from agent.clock import Instant
 from agent.records import (
     DiskSample,
+    GpuHealth,
     GpuInfo,
     GpuKey,
     GpuLimits,
+    GpuMigInfo,
     GpuSample,
     GpuSlowSample,
+    GpuXids,
     InfinibandSample,
     NetworkSample,
 )
@@ -26,7 +29,11 @@ from classifier.results import Assessment, Decision
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView:
-    """All that is known of one GPU now. A record that is stale or was never read is None."""
+    """All that is known of one GPU, or of one MIG instance, now. A record that is stale or was never read is None.
+
+    A card that is divided has no decision, no seconds and no baselines: its instances have them. The state of an
+    instance is that of its card.
+    """
 
     key: GpuKey
     state: str | None  # a word of vocabulary.GPU_STATES; None where nothing was heard for three periods
@@ -34,6 +41,9 @@ class GpuView:
     sample: GpuSample | None = None
     slow: GpuSlowSample | None = None
     limits: GpuLimits | None = None
+    health: GpuHealth | None = None
+    xids: GpuXids | None = None
+    mig: GpuMigInfo | None = None  # of an instance
     decision: Decision | None = None
     sample_wall_s: float | None = None  # of the newest core sample, however old
     workload_seconds: Mapping[str, float] = field(default_factory=dict)  # by workload, all five, since the start
@@ -56,6 +66,7 @@ class NodeSnapshot:
     built: Instant
     replay: bool
     gpus: tuple[GpuView, ...] = ()
+    #: Of the host's devices the ones that have series (agent.devices), by name.
     networks: tuple[NetworkSample, ...] = ()
     infiniband: tuple[InfinibandSample, ...] = ()
     disks: tuple[DiskSample, ...] = ()

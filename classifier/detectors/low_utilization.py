@@ -71,6 +71,8 @@ class LowUtilizationDetector:
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return one assessment for each GPU with utilisation and a known holder."""
         assessments = []
+        for gone in self._runs.keys() - history.gpus.keys():  # a MIG layout that changed
+            del self._runs[gone]
         for key, gpu in history.gpus.items():
             assessment = self._assess_gpu(now, gpu, decisions.get(key))
             if assessment is not None:

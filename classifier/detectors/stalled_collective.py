@@ -134,6 +134,8 @@ class StalledCollectiveDetector:
         return tuple(assessments)
 
     def _advance(self, now: Instant, history: History) -> None:
+        for gone in self._watches.keys() - history.gpus.keys():  # a MIG layout that changed
+            del self._watches[gone]
         for key, gpu in history.gpus.items():
             watch = self._watches.get(key)
             if watch is None:

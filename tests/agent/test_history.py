@@ -5,8 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent.history import CounterRate, History, Ring
-from agent.records import DiskSample, GpuKey, GpuProcess, GpuSample, GpuSlowSample, Tick
+from agent.history import GPU_CHANNELS, CounterRate, History, Ring
+from agent.records import (
+    DiskSample,
+    GpuFastPower,
+    GpuKey,
+    GpuMigInfo,
+    GpuProcess,
+    GpuSample,
+    GpuSlowSample,
+    GpuState,
+    Tick,
+)
 
 KEY = GpuKey(0, "GPU-0")
 
@@ -108,3 +118,137 @@ def test_throttled_counts_thermal_and_hardware_reasons_only():
         history.ingest(tick(t, sample(t, clock_event_reasons=reasons)))
     assert history.gpus[KEY].series("throttled", 3.0, 10.0).values.tolist() == [0.0, 1.0, 0.0]
     assert np.isfinite(history.gpus[KEY].series("samples", 3.0, 10.0).values).all()
+
+
+def test_fast_power_is_dated_by_age_and_kept_for_two_minutes():
+    history = History()
+    for second in range(0, 400, 2):
+        record = GpuFastPower(
+            monotonic_s=float(second),
+            wall_s=0.0,
+            key=KEY,
+            power_watts=(100.0, 101.0, 102.0, 103.0),
+            ages_s=(1.5, 1.0, 0.5, 0.0),
+        )
+        history.ingest(tick(float(second), record))
+    gpu = history.gpus[KEY]
+    last = gpu.series("power_fast_watts", 398.0, 2.0)
+    assert last.times.tolist() == [396.5, 397.0, 397.5, 398.0]
+    assert last.values.tolist() == [100.0, 101.0, 102.0, 103.0]
+    # Two readings a second for 120 s are 240; what a ring holds beyond that is a matter of its size.
+    assert 240 <= gpu.series("power_fast_watts", 398.0, 1e9).size <= 512
+    assert not gpu.has("samples")
+
+
+def test_profiling_detail_has_channels():
+    history = History()
+    history.ingest(tick(0.0, sample(0.0, tensor_hmma_active_ratio=0.25, fp64_active_ratio=0.0)))
+    assert history.gpus[KEY].latest("tensor_hmma_active_ratio", 0.0, 1.0) == 0.25
+    assert history.gpus[KEY].latest("fp64_active_ratio", 0.0, 1.0) == 0.0
+    assert set(_fields_of_ratio()) <= set(GPU_CHANNELS)
+
+
+def _fields_of_ratio():
+    return [name for name in GpuSample.__dataclass_fields__ if name.endswith("_ratio")]
+
+
+def test_the_nvlink_counter_wins_over_the_rate_of_the_same_sample():
+    history = History()
+    for t, total, rate in ((0.0, 1000, 7.0), (1.0, 1500, 8.0), (2.0, None, 9.0), (3.0, 200, 10.0), (4.0, 300, 11.0)):
+        history.ingest(
+            tick(t, sample(t, nvlink_receive_bytes_total=total, nvlink_receive_bytes_per_second=rate)),
+        )
+    # The first reading, a missing one and a reset (200 < 1500) give no rate: the sample's own one stands in.
+    received = history.gpus[KEY].series("nvlink_receive_bytes_per_second", 4.0, 10.0)
+    assert received.times.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert received.values.tolist() == [7.0, 500.0, 9.0, 10.0, 100.0]
+
+
+def test_the_pcie_rate_wins_over_the_slow_counter_while_it_comes():
+    history = History()
+    for second in range(41):
+        t = float(second)
+        rate = 50.0 if second <= 10 else None
+        records = [sample(t, pcie_transmit_bytes_per_second=rate)]
+        if second % 5 == 0:
+            total = 1000 * second
+            records.append(GpuSlowSample(monotonic_s=t, wall_s=t, key=KEY, pcie_transmit_bytes_total=total))
+        history.ingest(tick(t, *records))
+    sent = history.gpus[KEY].series("pcie_transmit_bytes_per_second", 40.0, 100.0)
+    # The last rate is of 10 s; three slow periods later the counter takes over, from its first reading after 25 s on.
+    assert sent.times.tolist() == [*map(float, range(11)), 30.0, 35.0, 40.0]
+    assert sent.values.tolist() == [50.0] * 11 + [1000.0] * 3
+
+
+CARD = GpuKey(0, "GPU-0")
+ONE, TWO = CARD._replace(gpu_i_id=1), CARD._replace(gpu_i_id=2)
+
+
+def core(t, *keys, **values):
+    return tick(t, *(GpuSample(monotonic_s=t, wall_s=t, key=key, **values) for key in keys))
+
+
+def listed(t, *keys, uuid="MIG-a"):
+    return tick(t, *(GpuMigInfo(monotonic_s=t, wall_s=t, key=key, mig_uuid=f"{uuid}-{key.gpu_i_id}") for key in keys))
+
+
+def test_work_runs_on_instances_where_a_card_is_divided():
+    history = History()
+    other = GpuKey(1, "GPU-1")
+    history.ingest(core(0.0, CARD, other))
+    assert list(history.gpus) == [CARD, other]
+    history.ingest(core(1.0, CARD, ONE, TWO, other))
+    assert list(history.gpus) == [other, ONE, TWO]
+    assert list(history.all_gpus) == [CARD, other, ONE, TWO]
+    assert history.all_gpus[CARD].series("samples", 1.0, 9.0).size == 2
+
+
+def test_a_card_is_whole_again_once_its_instances_bring_nothing_more():
+    history = History()
+    history.ingest(core(0.0, CARD, ONE))
+    for t in range(1, 16):
+        history.ingest(core(float(t), CARD))
+        assert list(history.gpus) == [ONE]
+    history.ingest(core(15.5, CARD))  # more than 15 s after the last sample of the instance
+    assert list(history.gpus) == [CARD]
+    assert list(history.all_gpus) == [CARD]
+
+
+def test_a_card_that_hangs_keeps_its_instances():
+    history = History()
+    history.ingest(core(0.0, CARD, ONE))
+    lost = GpuState(monotonic_s=500.0, wall_s=500.0, key=CARD, state="lost")
+    history.ingest(tick(500.0, lost))
+    assert list(history.gpus) == [ONE]
+    assert history.gpus[ONE].state == "lost"  # as its card
+
+
+def test_a_new_list_of_instances_ends_those_that_are_not_on_it():
+    history = History()
+    history.ingest(core(0.0, CARD, ONE, TWO))
+    history.ingest(listed(0.0, ONE, TWO))
+    history.ingest(core(1.0, CARD, ONE, TWO))
+    history.ingest(listed(2.0, TWO))
+    assert list(history.gpus) == [TWO]
+
+
+def test_an_instance_that_is_only_listed_stands_for_three_periods_of_the_list():
+    history = History()
+    history.ingest(listed(0.0, ONE))
+    assert list(history.gpus) == [ONE]
+    history.ingest(core(180.0, CARD))
+    assert list(history.gpus) == [ONE]
+    history.ingest(core(181.0, CARD))
+    assert list(history.gpus) == [CARD]
+
+
+def test_another_instance_with_the_same_id_starts_anew():
+    history = History()
+    history.ingest(listed(0.0, ONE, uuid="MIG-a"))
+    history.ingest(core(1.0, CARD, ONE))
+    before = history.gpus[ONE]
+    history.ingest(listed(2.0, ONE, uuid="MIG-a"))
+    assert history.gpus[ONE] is before
+    history.ingest(listed(3.0, ONE, uuid="MIG-b"))
+    assert history.gpus[ONE] is not before
+    assert history.gpus[ONE].first_s is None

@@ -9,8 +9,8 @@ import math
 import pytest
 
 from agent.clock import Instant
-from agent.pipeline import Pipeline
-from agent.records import GpuKey, GpuSample, NetworkSample, Tick
+from agent.pipeline import MAX_XIDS, Pipeline
+from agent.records import GpuHealth, GpuKey, GpuMigInfo, GpuSample, GpuXids, NetworkSample, Tick
 from agent.replay import ReplayJson, ReplayText, replay
 from classifier.detectors.baseline import PowerBaselines
 from classifier.labeller import Labeller, LabellerConfig
@@ -209,3 +209,73 @@ def test_the_text_for_a_person_names_changes_findings_and_seconds():
     assert "gpu 0     unknown (too_few_samples)" in text
     assert "stalled_collective critical: stalled" in text
     assert text.splitlines()[-1].split() == ["gpu", "0", "0", "0", "15", "0", "15"]
+
+
+CARD, ONE = GpuKey(0, "GPU-0"), GpuKey(0, "GPU-0", 1)
+
+
+def play(pipeline, times, keys):
+    for tick in ticks(times, keys=keys):
+        pipeline.ingest(tick)
+        if tick.monotonic_s % 5 == 0:
+            judgement = pipeline.judge(Instant(tick.monotonic_s, tick.wall_s))
+    return judgement
+
+
+def test_labels_follow_the_work_when_a_card_is_divided_and_made_whole_again():
+    pipeline = Pipeline(
+        labeller=Labeller(None, LabellerConfig()), detectors=[StallBetween(0, 0)], baselines=PowerBaselines()
+    )
+    assert [d.key for d in play(pipeline, range(21), (CARD,)).decisions] == [CARD]
+    assert [d.key for d in play(pipeline, range(21, 61), (CARD, ONE)).decisions] == [ONE]
+    card, one = pipeline.snapshot(Instant(60.0, 5060.0)).gpus
+    assert (card.decision, card.workload_seconds, card.workload_energy_joules) == (None, {}, None)
+    assert (card.state, one.state, one.decision.workload) == ("ok", "ok", "idle")
+    # The instance was there from 21 s on, and idle with 15 s of evidence at the judgement of 40 s.
+    assert one.workload_seconds["unknown"] == pytest.approx(19.0)
+    assert one.workload_seconds["idle"] == pytest.approx(20.0)
+    # 15 s after its last sample the instance is gone; the card goes on counting where it stopped.
+    assert [d.key for d in play(pipeline, range(61, 101), (CARD,)).decisions] == [CARD]
+    (card,) = pipeline.snapshot(Instant(100.0, 5100.0)).gpus
+    # Whole for the judgements of 0 to 20 s and again from that of 80 s on: 20 s and 20 s.
+    assert sum(card.workload_seconds.values()) == pytest.approx(40.0)
+
+
+def test_health_xids_and_mig_are_absent_once_stale():
+    pipeline = Pipeline(labeller=Labeller(None, LabellerConfig()), detectors=(), baselines=PowerBaselines())
+    at = {"monotonic_s": 0.0, "wall_s": 5000.0}
+    pipeline.ingest(
+        Tick(
+            **at,
+            records=(
+                GpuHealth(**at, key=CARD, ecc_corrected_volatile_total=1),
+                GpuXids(**at, key=CARD, totals={79: 0}),
+                GpuMigInfo(**at, key=ONE, profile="1g.10gb", mig_uuid="MIG-1"),
+            ),
+        )
+    )
+    for t, expected in ((15.0, (True, True, True)), (15.1, (False, False, True)), (180.1, (False, False, False))):
+        pipeline.ingest(ticks([t], keys=(ONE,))[0])  # keeps the instance
+        views = {view.key: view for view in pipeline.snapshot(Instant(t, 5000.0 + t)).gpus}
+        one, card = views[ONE], views[CARD]
+        assert (card.health is not None, card.xids is not None, one.mig is not None) == expected
+
+
+def test_counts_of_xids_never_fall_and_codes_are_bounded():
+    pipeline = Pipeline(labeller=Labeller(None, LabellerConfig()), detectors=(), baselines=PowerBaselines())
+
+    def xids(t, totals, last=None):
+        at = {"monotonic_s": t, "wall_s": 5000.0 + t}
+        sample = GpuSample(**at, key=CARD)
+        pipeline.ingest(Tick(**at, records=(sample, GpuXids(**at, key=CARD, totals=totals, last_wall_s=last or {}))))
+        return pipeline.snapshot(Instant(t, 5000.0 + t)).gpus[0].xids
+
+    xids(0.0, {79: 0, 48: 0})
+    assert xids(5.0, {79: 2, 48: 0, 13: 9}, {79: 5004.0}).totals == {79: 2, 48: 0, 13: 9}
+    after = xids(10.0, {79: 1, 48: 1}, {79: 5001.0})
+    assert (after.totals, after.last_wall_s) == ({79: 2, 48: 1, 13: 9}, {79: 5004.0})
+    # A GPU with every code there is keeps the ones it had first.
+    many = xids(15.0, dict.fromkeys(range(1, 200), 1))
+    assert len(many.totals) == MAX_XIDS
+    assert list(many.totals)[:5] == [79, 48, 13, 1, 2]
+    assert many.totals[13] == 9

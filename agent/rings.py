@@ -1,0 +1,87 @@
+"""Rings of samples, and counters that become rates: the parts of `agent.history`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+class Series(NamedTuple):
+    """Part of one channel: times (monotonic seconds, increasing) and values, same length, no NaN.
+
+    Both are views into the ring: valid until the next ingest, not to be written to.
+    """
+
+    times: Array
+    values: Array
+
+    @property
+    def size(self) -> int:
+        """Number of samples (`len` of the tuple is always 2)."""
+        return int(self.times.size)
+
+
+class Ring:
+    """Time series that forgets what is older than its horizon; contiguous, so that windows are views."""
+
+    def __init__(self, horizon_s: float, rows: int = 256) -> None:
+        self._horizon_s = horizon_s
+        self._data = np.empty((2, rows))
+        self._start = 0
+        self._end = 0
+
+    def append(self, time_s: float, value: float) -> None:
+        """Add a sample; one that is not later than the last one is dropped."""
+        if self._end > self._start and time_s <= self._data[0, self._end - 1]:
+            return
+        if self._end == self._data.shape[1]:
+            self._make_room(time_s)
+        self._data[0, self._end] = time_s
+        self._data[1, self._end] = value
+        self._end += 1
+
+    def _make_room(self, time_s: float) -> None:
+        self._start = int(np.searchsorted(self._data[0, : self._end], time_s - self._horizon_s))
+        kept = self._data[:, self._start : self._end]
+        size = kept.shape[1]
+        capacity = self._data.shape[1]
+        if size > capacity // 2:
+            grown = np.empty((2, capacity * 2))
+            grown[:, :size] = kept
+            self._data = grown
+        else:
+            self._data[:, :size] = kept.copy()
+        self._start, self._end = 0, size
+
+    def window(self, now_s: float, seconds: float) -> Series:
+        """Return the samples with `now_s - seconds < time <= now_s`."""
+        times = self._data[0, self._start : self._end]
+        low = self._start + int(np.searchsorted(times, now_s - seconds, side="right"))
+        high = self._start + int(np.searchsorted(times, now_s, side="right"))
+        return Series(self._data[0, low:high], self._data[1, low:high])
+
+    def last(self) -> tuple[float, float] | None:
+        """Return time and value of the newest sample."""
+        if self._end == self._start:
+            return None
+        return float(self._data[0, self._end - 1]), float(self._data[1, self._end - 1])
+
+
+class CounterRate:
+    """Rate of a counter that may reset: per second between two readings, None for the first and over a reset."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: tuple[float, float] | None = None
+
+    def update(self, time_s: float, total: float) -> float | None:
+        """Take a reading and return the mean rate since the one before."""
+        last, self._last = self._last, (time_s, total)
+        if last is None or total < last[1] or time_s <= last[0]:
+            return None
+        return (total - last[1]) / (time_s - last[0])
