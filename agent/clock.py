@@ -78,3 +78,8 @@ def process_cpu_seconds() -> float:
 def stopwatch() -> float:
     """Return a reading in seconds for durations within this process; only differences mean anything."""
     return time.perf_counter()
+
+
+def awake_seconds() -> float:
+    """Return CLOCK_MONOTONIC: seconds since boot without suspends, which is what the kernel log's stamps count."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
