@@ -36,6 +36,7 @@ from agent.records import (
 )
 from agent.samplers import SamplerStatus
 from agent.vocabulary import WORKLOADS
+from agent.xids import XIDS, XidCatalogue
 from classifier.detectors import Detector
 from classifier.detectors.baseline import PowerBaselines
 from classifier.findings import FindingEvent, FindingTracker
@@ -50,8 +51,7 @@ JUDGEMENT_PERIOD_S: Final = 5.0
 #: A value older than this many of its periods is stale.
 STALE_PERIODS: Final = 3.0
 #: XID codes of one GPU that are kept: those of its first record, the critical ones among them, then the first to come.
-#: A bound on series, for a GPU that fails in every way at once.
-MAX_XIDS: Final = 24
+MAX_XIDS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,7 @@ class Pipeline:
         replay: bool = False,
         demo_notice: str | None = None,
         model: ModelInfo | None = None,
+        xids: XidCatalogue = XIDS,
     ) -> None:
         """Build the path.
 
@@ -98,6 +99,7 @@ class Pipeline:
         self._decisions: dict[GpuKey, Decision] = {}
         self._assessments: tuple[Assessment, ...] = ()
         self._devices = DeviceLimit()
+        self._xids = xids
 
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
@@ -158,6 +160,7 @@ class Pipeline:
             disks=self._devices.choose(DiskSample, self._fresh(now, DiskSample)),
             assessments=self._assessments,
             finding_totals=self.findings.totals,
+            xid_actions=self._xid_actions(),
             samplers=tuple(self._with_devices(status) for status in samplers),
             gpus_expected=gpus_expected,
             gpus_visible=gpus_visible,
@@ -166,6 +169,11 @@ class Pipeline:
             ready=any(status.success for status in samplers) if samplers else bool(self._latest),
             demo_notice=self._demo_notice,
         )
+
+    def _xid_actions(self) -> dict[int, str]:
+        seen = (record.totals for record in self._latest.values() if isinstance(record, GpuXids))
+        codes = {code for totals in seen for code, count in totals.items() if count}
+        return {code: self._xids[code].action for code in sorted(codes)}
 
     def _view(self, now: Instant, key: GpuKey) -> GpuView:
         sample = self._get(now, GpuSample, key)

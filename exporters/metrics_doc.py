@@ -18,10 +18,13 @@ the two differ.
   is a measurement.
 - Every GPU series has `gpu` (the index when this UUID was first seen, kept until the agent restarts) and `uuid` (of
   the physical GPU, empty where the source holds none). Join on `uuid`. `GPU_I_ID` stands on the series of a MIG
-  instance only. Power, energy, temperature, clocks and links are measured on the card; memory, activity, workload
-  and anomalies on its instances where it is divided.
+  instance only. Power, energy, temperature, clocks, ECC and links are measured on the card; memory, activity,
+  workload and anomalies on its instances where it is divided. Energy by workload needs a whole card.
 - Counters are exported as the source gives them. They fall only when the driver or the agent restarts. A foreign log
   that holds rates gives no counter.
+- Where a host has very many devices, the first 16 network interfaces, 12 InfiniBand ports and 12 disks by name have
+  series; a device keeps its place while it is there. What was left out is counted in `warpwatch_sampler_errors_total`
+  with `reason="too_many_devices"`. Judgements see all devices.
 - No series has a host, job or instance label of our own: Prometheus adds those.
 - `process_*` (CPU time, memory, open files, start time) are of the agent itself.
 - Owners are not yet looked up: every GPU has one `warpwatch_gpu_owner_info` with `owners="0"` and one

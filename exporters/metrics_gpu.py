@@ -24,6 +24,7 @@ from exporters.metric_def import (
     work_metric,
     work_views,
 )
+from exporters.metrics_health import HEALTH_METRICS, MIG_METRICS
 from exporters.snapshot import GpuView, NodeSnapshot
 
 #: Who holds a GPU. `owner_user` is added by configuration only: a user name is personal data.
@@ -282,4 +283,12 @@ LINK_METRICS: Final = (
     ),
 )
 
-GPU_METRICS: Final[tuple[MetricDef, ...]] = (*IDENTITY_METRICS, *ACTIVITY_METRICS, *BOARD_METRICS, *LINK_METRICS)
+GPU_METRICS: Final[tuple[MetricDef, ...]] = (
+    *IDENTITY_METRICS[:1],
+    *MIG_METRICS,
+    *IDENTITY_METRICS[1:],
+    *ACTIVITY_METRICS,
+    *BOARD_METRICS,
+    *LINK_METRICS,
+    *HEALTH_METRICS,
+)

@@ -32,7 +32,8 @@ def _rank(anomaly: str) -> tuple[int, str]:
 
 
 def _of_gpus(snapshot: NodeSnapshot) -> list[tuple[GpuKey, Assessment]]:
-    found = [(item.key, item) for item in snapshot.assessments if item.scope == "gpu" and item.key is not None]
+    places = {view.key for view in work_views(snapshot)}
+    found = [(item.key, item) for item in snapshot.assessments if item.scope == "gpu" and item.key in places]
     return sorted(found, key=lambda pair: (key_order(pair[0]), _rank(pair[1].anomaly)))
 
 
@@ -64,9 +65,11 @@ def _job_severity(snapshot: NodeSnapshot) -> Series:
 
 def _gpu_totals(snapshot: NodeSnapshot) -> Series:
     # What is watched starts at 0, so that increase() sees the first finding as well.
+    places = {view.key for view in work_views(snapshot)}
     totals: dict[tuple[GpuKey, str], int] = {(key, item.anomaly): 0 for key, item in _of_gpus(snapshot)}
     for (anomaly, scope, subject), count in snapshot.finding_totals.items():
-        if scope == "gpu" and isinstance(subject, GpuKey):
+        # Not those of a card that is divided by now, or of an instance that is gone.
+        if scope == "gpu" and isinstance(subject, GpuKey) and subject in places:
             totals[subject, anomaly] = count
     ordered = sorted(totals, key=lambda pair: (key_order(pair[0]), _rank(pair[1])))
     return [((*work_labels(key), anomaly), totals[key, anomaly]) for key, anomaly in ordered]

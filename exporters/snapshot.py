@@ -73,6 +73,8 @@ class NodeSnapshot:
     assessments: tuple[Assessment, ...] = ()
     #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
     finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)
+    #: What to do about an XID, a word of vocabulary.ACTIONS by code, for the codes that GPUs of this node had.
+    xid_actions: Mapping[int, str] = field(default_factory=dict)
     samplers: tuple[SamplerStatus, ...] = ()
     gpus_expected: int | None = None  # None where neither a driver nor the configuration says how many
     gpus_visible: int | None = None  # None where the NVML sampler is not running

@@ -5,23 +5,29 @@ from __future__ import annotations
 from agent.clock import Instant
 from agent.records import (
     DiskSample,
+    GpuHealth,
     GpuInfo,
     GpuKey,
     GpuLimits,
+    GpuMigInfo,
     GpuProcess,
     GpuSample,
     GpuSlowSample,
+    GpuXids,
     InfinibandSample,
     NetworkSample,
 )
 from agent.samplers import SamplerStatus
 from agent.vocabulary import ANOMALIES, CLASSES, CLOCK_EVENT_REASONS, WORKLOADS
+from agent.xids import XIDS
 from classifier.results import Assessment, Decision
 from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
 
 #: The moment of every snapshot here: 2026-01-01 00:00:00 UTC, 1000 s after boot.
 NOW = Instant(monotonic_s=1000.0, wall_s=1_767_225_600.0)
 GIB = 1 << 30
+#: The words that a GPU can have; the others are of a job and of the node.
+GPU_ANOMALIES = tuple(word for word in ANOMALIES if word not in {"missed_checkpoint", "storage_stall"})
 
 
 def key_of(index: int) -> GpuKey:
@@ -29,10 +35,11 @@ def key_of(index: int) -> GpuKey:
     return GpuKey(index, f"GPU-00000000-0000-0000-0000-{index:012d}")
 
 
-def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = ANOMALIES) -> NodeSnapshot:
+def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = GPU_ANOMALIES) -> NodeSnapshot:
     """Return a node on which everything is offered, fresh and judged: the most series that can be.
 
-    GPU 0 has a stalled collective (critical, the suspect), GPU 1 low utilisation (a warning); the rest is well.
+    GPU 0 has a stalled collective (critical, the suspect), GPU 1 low utilisation (a warning) and memory that fails; the
+    rest is well.
     """
     keys = [key_of(index) for index in range(gpus)]
     at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
@@ -75,6 +82,7 @@ def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = ANOMALIES) -> Node
             ("storage_stall", "node", "nvme1n1"): 1,
             ("missed_checkpoint", "job", "slurm:42"): 1,
         },
+        xid_actions={13: "restart_app", 48: "reset_gpu"},
         samplers=tuple(
             SamplerStatus(
                 name=name, success=True, duration_s=0.002, last_success_wall_s=NOW.wall_s, errors={"timeout": 1}
@@ -164,8 +172,18 @@ def full_view(key: GpuKey) -> GpuView:
             clock_event_seconds_total=dict.fromkeys(CLOCK_EVENT_REASONS, 1.5),
         ),
         limits=GpuLimits(
-            **at, key=key, power_limit_watts=700.0, sm_clock_max_hertz=1.98e9, memory_clock_max_hertz=3.2e9
+            **at,
+            key=key,
+            power_limit_watts=700.0,
+            sm_clock_max_hertz=1.98e9,
+            memory_clock_max_hertz=3.2e9,
+            recovery_action=int(key.gpu == 1),
         ),
+        health=full_health(key),
+        xids=full_xids(key),
+        mig=None
+        if key.gpu_i_id is None
+        else GpuMigInfo(**at, key=key, profile="1g.10gb", mig_uuid=f"MIG-{key.gpu_i_id}"),
         decision=Decision(
             key=key,
             monotonic_s=NOW.monotonic_s,
@@ -184,3 +202,35 @@ def full_view(key: GpuKey) -> GpuView:
         workload_energy_joules=dict.fromkeys(WORKLOADS, 5000.0),
         power_baseline_watts={"context_idle": 118.0, "busy": 610.0},
     )
+
+
+def full_health(key: GpuKey) -> GpuHealth:
+    """Return a GPU without an error but GPU 1, on which every counter has another number."""
+    bad = int(key.gpu == 1)
+    return GpuHealth(
+        monotonic_s=NOW.monotonic_s,
+        wall_s=NOW.wall_s,
+        key=key,
+        ecc_corrected_volatile_total=2 * bad,
+        ecc_uncorrected_volatile_total=3 * bad,
+        ecc_corrected_aggregate_total=40 * bad,
+        ecc_uncorrected_aggregate_total=5 * bad,
+        remapped_rows_correctable_total=6 * bad,
+        remapped_rows_uncorrectable_total=7 * bad,
+        is_row_remap_pending=bool(bad),
+        is_row_remap_failed=False,
+        pcie_replays_total=8 * bad,
+        nvlink_crc_errors_total=9 * bad,
+        nvlink_replay_errors_total=10 * bad,
+        nvlink_recovery_errors_total=11 * bad,
+    )
+
+
+def full_xids(key: GpuKey) -> GpuXids:
+    """Return the critical codes at 0; GPU 1 had XID 48 twice, and XID 13 once, which is not one of them."""
+    totals = dict.fromkeys(XIDS.critical(), 0)
+    last = {}
+    if key.gpu == 1:
+        totals |= {48: 2, 13: 1}
+        last = {48: NOW.wall_s - 30.0, 13: NOW.wall_s - 7200.0}
+    return GpuXids(monotonic_s=NOW.monotonic_s, wall_s=NOW.wall_s, key=key, totals=totals, last_wall_s=last)

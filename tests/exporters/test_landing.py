@@ -70,7 +70,7 @@ def test_a_full_node_shows_its_gpus_findings_and_samplers():
         "Next step: restart the application.",
         "power_watts 240, busy_power_watts 610",
         "missed_checkpoint · job slurm:42",
-        "none of 15 watched",
+        "none of 13 watched",
         "net_dev ✓ ok 0 s ago 2.0 ms timeout × 1",
         "warpwatch 0.1.0",
     ):

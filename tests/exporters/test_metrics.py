@@ -6,13 +6,19 @@ import dataclasses
 import math
 from pathlib import Path
 
-from agent.records import GpuKey, GpuSample
-from agent.vocabulary import WORKLOADS
+from agent.pipeline import Pipeline
+from agent.records import DiskSample, GpuHealth, GpuKey, GpuSample, GpuXids, InfinibandSample, NetworkSample, Tick
+from agent.samplers import SamplerStatus
+from agent.vocabulary import NVLINK_ERROR_KINDS, WORKLOADS
+from agent.xids import XIDS
+from classifier.detectors.baseline import PowerBaselines
+from classifier.labeller import Labeller, LabellerConfig
 from classifier.results import Assessment
 from exporters.exposition import series_of
 from exporters.metric_def import MIG_LABEL, MetricDef
 from exporters.metrics import METRICS
 from exporters.metrics_doc import render_doc
+from exporters.metrics_health import exported_xids
 from exporters.snapshot import GpuView, NodeSnapshot
 from tests.exporters.snapshots import NOW, full_snapshot, full_view, key_of
 
@@ -51,14 +57,14 @@ def test_names_follow_the_rules():
 
 def test_every_row_has_a_series_on_a_full_node():
     snapshot = full_snapshot()
-    assert [row.name for row in METRICS if not series_of(row, snapshot)] == []
+    # No card of the full node is divided.
+    assert [row.name for row in METRICS if not series_of(row, snapshot)] == ["gpu_mig_info"]
 
 
-def test_series_stay_within_the_budget():
-    # DESIGN: at most 120 series per GPU and 150 per node beside them; all 15 anomalies are judged here.
-    snapshot = full_snapshot()
+def count_series(snapshot: NodeSnapshot) -> tuple[dict[str, int], int]:
+    """Return the series of each GPU, and those beside them with the 7 of the process."""
     per_gpu: dict[str, int] = {}
-    per_node = 0
+    per_node = 7
     for row in METRICS:
         for labels in series_of(row, snapshot):
             gpu = dict(zip(row.labels, labels, strict=True)).get("gpu")
@@ -66,9 +72,133 @@ def test_series_stay_within_the_budget():
                 per_node += 1
             else:
                 per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
+    return per_gpu, per_node
+
+
+def test_series_stay_within_the_budget():
+    # DESIGN: at most 120 series per GPU and 150 per node beside them; every anomaly that a GPU can have is judged here.
+    per_gpu, per_node = count_series(full_snapshot())
     assert len(per_gpu) == 8
     assert max(per_gpu.values()) <= 120
-    assert per_node + 7 <= 150  # 7 process_* families
+    assert per_node <= 150
+
+
+def test_series_stay_within_the_budget_where_all_is_broken_and_devices_are_many():
+    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
+    pipeline = Pipeline(labeller=Labeller(None, LabellerConfig()), detectors=(), baselines=PowerBaselines())
+    devices = [
+        *(NetworkSample(**at, device=f"e{n}", receive_bytes_total=1, transmit_bytes_total=1) for n in range(300)),
+        *(InfinibandSample(**at, device=f"i{n}", port=1, receive_bytes_total=1) for n in range(300)),
+        *(InfinibandSample(**at, device=f"j{n}", port=1, transmit_bytes_total=1) for n in range(300)),
+        *(DiskSample(**at, device=f"d{n}", read_bytes_total=1, written_bytes_total=1) for n in range(300)),
+    ]
+    pipeline.ingest(Tick(**at, records=tuple(devices)))
+    errors = {"timeout": 1, "malformed": 1, "implausible": 1}
+    names = ("nvml", "kmsg", "nvml_events", "net_dev", "infiniband", "diskstats")
+    statuses = [
+        SamplerStatus(name=name, success=True, duration_s=0.1, last_success_wall_s=NOW.wall_s, errors=errors)
+        for name in names
+    ]
+    seen = pipeline.snapshot(NOW, samplers=statuses)
+    assert (len(seen.networks), len(seen.infiniband), len(seen.disks)) == (16, 12, 12)
+    # All codes there are, on every GPU, with times.
+    codes = range(1, 180)
+    xids = {
+        view.key: GpuXids(**at, key=view.key, totals=dict.fromkeys(codes, 1), last_wall_s=dict.fromkeys(codes, 5.0))
+        for view in full_snapshot().gpus
+    }
+    snapshot = dataclasses.replace(
+        full_snapshot(),
+        networks=seen.networks,
+        infiniband=seen.infiniband,
+        disks=seen.disks,
+        samplers=seen.samplers,
+        gpus=tuple(dataclasses.replace(view, xids=xids[view.key]) for view in full_snapshot().gpus),
+    )
+    per_gpu, per_node = count_series(snapshot)
+    assert max(per_gpu.values()) <= 120
+    assert per_node <= 150
+    assert values("sampler_errors_total", snapshot)["diskstats", "too_many_devices"] == 288  # 300 - 12
+
+
+def test_health_as_the_driver_counts_it():
+    uuid = key_of(1).uuid
+    snapshot = node(full_view(key_of(1)))
+    assert list(values("gpu_ecc_errors_total", snapshot).items()) == [
+        (("1", uuid, "corrected", "volatile"), 2),
+        (("1", uuid, "corrected", "aggregate"), 40),
+        (("1", uuid, "uncorrected", "volatile"), 3),
+        (("1", uuid, "uncorrected", "aggregate"), 5),
+    ]
+    assert values("gpu_remapped_rows_total", snapshot) == {
+        ("1", uuid, "correctable"): 6,
+        ("1", uuid, "uncorrectable"): 7,
+    }
+    assert values("gpu_row_remap_pending", snapshot) == {("1", uuid): 1}
+    assert values("gpu_row_remap_failure", snapshot) == {("1", uuid): 0}
+    assert values("gpu_recovery_action", snapshot) == {("1", uuid): 1}
+    assert list(values("gpu_nvlink_errors_total", snapshot).items()) == [
+        (("1", uuid, "crc"), 9),
+        (("1", uuid, "replay"), 10),
+        (("1", uuid, "recovery"), 11),
+    ]
+    assert tuple(labels[2] for labels in values("gpu_nvlink_errors_total", snapshot)) == NVLINK_ERROR_KINDS
+
+
+def test_what_a_gpu_has_no_health_of_is_absent():
+    view = full_view(key_of(1))
+    partial = GpuHealth(monotonic_s=0.0, wall_s=0.0, key=key_of(1), ecc_corrected_volatile_total=0)
+    snapshot = node(dataclasses.replace(view, health=partial, xids=None, limits=None))
+    assert values("gpu_ecc_errors_total", snapshot) == {("1", view.key.uuid, "corrected", "volatile"): 0}
+    for name in ("remapped_rows_total", "row_remap_pending", "row_remap_failure", "recovery_action"):
+        assert values(f"gpu_{name}", snapshot) == {}
+    for name in ("gpu_nvlink_errors_total", "gpu_xid_errors_total", "gpu_xid_last_timestamp_seconds", "xid_info"):
+        assert values(name, snapshot) == {}
+
+
+def test_critical_xids_start_at_zero_and_others_with_their_first_event():
+    snapshot = full_snapshot(gpus=2)
+    totals = values("gpu_xid_errors_total", snapshot)
+    zero, one = key_of(0).uuid, key_of(1).uuid
+    assert {labels[2]: count for labels, count in totals.items() if labels[1] == zero} == {
+        str(code): 0 for code in XIDS.critical()
+    }
+    assert totals["1", one, "48"] == 2
+    assert totals["1", one, "13"] == 1
+    assert values("gpu_xid_last_timestamp_seconds", snapshot) == {
+        ("1", one, "13"): NOW.wall_s - 7200.0,
+        ("1", one, "48"): NOW.wall_s - 30.0,
+    }
+    assert values("xid_info", snapshot) == {("13", "restart_app"): 1, ("48", "reset_gpu"): 1}
+
+
+def test_codes_at_zero_give_way_to_codes_with_events():
+    totals = dict.fromkeys((46, 48, 79, *range(200, 220)), 0)
+    at = {"monotonic_s": 0.0, "wall_s": 0.0, "key": key_of(0)}
+    assert len(exported_xids(GpuXids(**at, totals=totals))) == 18
+    assert exported_xids(GpuXids(**at, totals={**totals, 13: 1})) == (13, 46, 48, 79, *range(200, 213))  # 2 + 16
+    # Nine codes with count and time fill the places; the critical ones are first in the record and stay.
+    every = {**dict.fromkeys((46, 48, 79), 1), **dict.fromkeys(range(1, 30), 1)}
+    assert exported_xids(GpuXids(**at, totals=every)) == (1, 2, 3, 4, 5, 6, 46, 48, 79)
+
+
+def test_an_instance_has_its_identity():
+    instance = key_of(0)._replace(gpu_i_id=3)
+    snapshot = node(full_view(key_of(0)), full_view(instance))
+    assert values("gpu_mig_info", snapshot) == {("0", key_of(0).uuid, "3", "1g.10gb", "MIG-3"): 1}
+    # Health is of the card, whatever an instance brings.
+    assert {labels[:2] for labels in values("gpu_ecc_errors_total", snapshot)} == {("0", key_of(0).uuid)}
+
+
+def test_findings_of_a_card_that_was_divided_since_have_no_series():
+    card, instance = key_of(0), key_of(0)._replace(gpu_i_id=1)
+    calm = Assessment(anomaly="low_utilization", scope="gpu", severity=0, key=instance)
+    old = Assessment(anomaly="low_utilization", scope="gpu", severity=2, key=card)
+    totals = {("low_utilization", "gpu", card): 4, ("low_utilization", "gpu", instance._replace(gpu_i_id=2)): 5}
+    snapshot = node(full_view(card), full_view(instance), assessments=(calm, old), finding_totals=totals)
+    expected = {("0", card.uuid, "1", "low_utilization"): 0}
+    assert values("gpu_anomaly_severity", snapshot) == expected
+    assert values("gpu_anomalies_total", snapshot) == expected
 
 
 def test_a_node_with_nothing_has_only_what_is_always_known():
