@@ -298,7 +298,8 @@ class NvmlSampler:
 
     def _submit(self, slot: _Slot, now: Instant) -> None:
         if slot.device is None or slot.gpu is None:
-            slot.worker.submit(partial(NvmlDevice, slot.index))
+            version = None if self._driver is None else self._driver.version
+            slot.worker.submit(partial(NvmlDevice, slot.index, version))
             return
         gpu = slot.gpu
         slow = gpu.slow.take(now, self._config.slow_period_s, self._tolerance_s)

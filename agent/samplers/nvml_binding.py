@@ -1,4 +1,4 @@
-"""The typed face of `pynvml` (nvidia-ml-py): the only file that imports it, so that `Any` stops here.
+"""The typed face of `pynvml` (nvidia-ml-py), which only the files `nvml_*binding` import: `Any` stops here.
 
 Values keep NVML's raw units; errors become `NvmlError`. Every function is one driver call (two for processes) and may
 block for as long as the driver likes. nvidia-ml-py keeps neither a failed load of the library nor a missing symbol:
@@ -7,6 +7,7 @@ both are tried again at the next call, so a driver that arrives later is found.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NewType
 
@@ -14,6 +15,9 @@ import pynvml
 
 #: A GPU as the driver knows it; void after nvmlShutdown or a re-enumeration.
 DeviceHandle = NewType("DeviceHandle", object)
+
+#: A field of nvmlDeviceGetFieldValues: its id, and the scope, such as a link.
+FieldId = tuple[int, int]
 
 UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
@@ -101,7 +105,8 @@ class ProcessReading(NamedTuple):
     used: int | None
 
 
-def _call(name: str, *arguments: object) -> Any:  # noqa: ANN401 - nvidia-ml-py is untyped
+def call(name: str, *arguments: object) -> Any:  # noqa: ANN401 - nvidia-ml-py is untyped
+    """Call a function of nvidia-ml-py; raises NvmlError."""
     try:
         return getattr(pynvml, name)(*arguments)
     except pynvml.NVMLError as error:
@@ -117,133 +122,192 @@ def _text(value: object) -> str:
 
 def start() -> None:
     """Load the library where that is not done yet, and call nvmlInit."""
-    _call("nvmlInit")
+    call("nvmlInit")
 
 
 def stop() -> None:
     """Call nvmlShutdown; the library stays loaded."""
-    _call("nvmlShutdown")
+    call("nvmlShutdown")
 
 
 def driver_version() -> str:
     """Return the version of the kernel driver, such as "580.95.05"."""
-    return _text(_call("nvmlSystemGetDriverVersion"))
+    return _text(call("nvmlSystemGetDriverVersion"))
 
 
 def device_count() -> int:
     """Return how many GPUs the driver enumerates."""
-    return int(_call("nvmlDeviceGetCount"))
+    return int(call("nvmlDeviceGetCount"))
 
 
 def device_handle(index: int) -> DeviceHandle:
     """Return the GPU at a position of the enumeration; initialises it, which takes seconds without persistence mode."""
-    return DeviceHandle(_call("nvmlDeviceGetHandleByIndex", index))
+    return DeviceHandle(call("nvmlDeviceGetHandleByIndex", index))
 
 
 def device_uuid(handle: DeviceHandle) -> str:
     """Return the UUID with its GPU- prefix."""
-    return _text(_call("nvmlDeviceGetUUID", handle))
+    return _text(call("nvmlDeviceGetUUID", handle))
 
 
 def device_name(handle: DeviceHandle) -> str:
     """Return the product name."""
-    return _text(_call("nvmlDeviceGetName", handle))
+    return _text(call("nvmlDeviceGetName", handle))
 
 
 def device_pci_bus_id(handle: DeviceHandle) -> str:
     """Return the PCI address with a domain of 8 digits."""
-    return _text(_call("nvmlDeviceGetPciInfo_v3", handle).busId)
+    return _text(call("nvmlDeviceGetPciInfo_v3", handle).busId)
 
 
 def device_minor(handle: DeviceHandle) -> int:
     """Return N of /dev/nvidiaN."""
-    return int(_call("nvmlDeviceGetMinorNumber", handle))
+    return int(call("nvmlDeviceGetMinorNumber", handle))
 
 
 def utilization(handle: DeviceHandle) -> tuple[int, int]:
     """Return the utilisation of GPU and memory in percent."""
-    rates = _call("nvmlDeviceGetUtilizationRates", handle)
+    rates = call("nvmlDeviceGetUtilizationRates", handle)
     return int(rates.gpu), int(rates.memory)
 
 
 def memory(handle: DeviceHandle) -> MemoryReading:
     """Return the memory by version 2 of the call."""
-    info = _call("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
+    info = call("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2)
     return MemoryReading(int(info.total), int(info.used))
 
 
 def memory_v1(handle: DeviceHandle) -> MemoryReading:
     """Return the memory by version 1, for drivers before R510; `used` is without the reserved part there too."""
-    info = _call("nvmlDeviceGetMemoryInfo", handle)
+    info = call("nvmlDeviceGetMemoryInfo", handle)
     return MemoryReading(int(info.total), int(info.used))
 
 
 def power_milliwatts(handle: DeviceHandle) -> int:
     """Return the power draw."""
-    return int(_call("nvmlDeviceGetPowerUsage", handle))
+    return int(call("nvmlDeviceGetPowerUsage", handle))
 
 
 def power_limit_milliwatts(handle: DeviceHandle) -> int:
     """Return the limit that is enforced now."""
-    return int(_call("nvmlDeviceGetEnforcedPowerLimit", handle))
+    return int(call("nvmlDeviceGetEnforcedPowerLimit", handle))
 
 
 def energy_millijoules(handle: DeviceHandle) -> int:
     """Return the energy since the driver was loaded."""
-    return int(_call("nvmlDeviceGetTotalEnergyConsumption", handle))
+    return int(call("nvmlDeviceGetTotalEnergyConsumption", handle))
 
 
 def clock_megahertz(handle: DeviceHandle, clock: int) -> int:
     """Return a clock, CLOCK_SM or CLOCK_MEMORY."""
-    return int(_call("nvmlDeviceGetClockInfo", handle, clock))
+    return int(call("nvmlDeviceGetClockInfo", handle, clock))
 
 
 def max_clock_megahertz(handle: DeviceHandle, clock: int) -> int:
     """Return the maximum of a clock, CLOCK_SM or CLOCK_MEMORY."""
-    return int(_call("nvmlDeviceGetMaxClockInfo", handle, clock))
+    return int(call("nvmlDeviceGetMaxClockInfo", handle, clock))
 
 
 def temperature_celsius(handle: DeviceHandle) -> int:
     """Return the GPU's temperature by the call of NVML 13."""
-    return int(_call("nvmlDeviceGetTemperatureV", handle, 0))
+    return int(call("nvmlDeviceGetTemperatureV", handle, 0))
 
 
 def temperature_celsius_old(handle: DeviceHandle) -> int:
     """Return the GPU's temperature by the call that NVML 14 removes."""
-    return int(_call("nvmlDeviceGetTemperature", handle, 0))
+    return int(call("nvmlDeviceGetTemperature", handle, 0))
 
 
 def event_reasons(handle: DeviceHandle) -> int:
     """Return the bits of the clock event reasons that are active now."""
-    return int(_call("nvmlDeviceGetCurrentClocksEventReasons", handle))
+    return int(call("nvmlDeviceGetCurrentClocksEventReasons", handle))
 
 
 def event_reasons_old(handle: DeviceHandle) -> int:
     """Return the same bits by the name of the call before R535."""
-    return int(_call("nvmlDeviceGetCurrentClocksThrottleReasons", handle))
+    return int(call("nvmlDeviceGetCurrentClocksThrottleReasons", handle))
 
 
 def processes(handle: DeviceHandle) -> list[ProcessReading]:
     """Return the compute processes by version 3 of the call."""
-    return _processes(_call("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+    return _processes(call("nvmlDeviceGetComputeRunningProcesses_v3", handle))
 
 
 def processes_v2(handle: DeviceHandle) -> list[ProcessReading]:
     """Return the compute processes by version 2, which has the same struct."""
-    return _processes(_call("nvmlDeviceGetComputeRunningProcesses_v2", handle))
+    return _processes(call("nvmlDeviceGetComputeRunningProcesses_v2", handle))
 
 
 def _processes(infos: Sequence[Any]) -> list[ProcessReading]:
     return [ProcessReading(int(i.pid), None if i.usedGpuMemory is None else int(i.usedGpuMemory)) for i in infos]
 
 
-def field_values(handle: DeviceHandle, fields: Sequence[tuple[int, int]]) -> list[FieldReading]:
+def field_values(handle: DeviceHandle, fields: Sequence[FieldId]) -> list[FieldReading]:
     """Return fields, each an (id, scope), by one driver call, which costs as much as its slowest member."""
     readings = []
-    for entry in _call("nvmlDeviceGetFieldValues", handle, fields):
+    for entry in call("nvmlDeviceGetFieldValues", handle, fields):
         code = int(entry.nvmlReturn)
         member, bits = _UNION_MEMBERS.get(int(entry.valueType), (None, 0))
         if code == 0 and member is None:
             code = UNKNOWN
         readings.append(FieldReading(code, getattr(entry.value, member) if code == 0 and member else None, bits))
     return readings
+
+
+def ecc_errors(handle: DeviceHandle, *, uncorrected: bool, aggregate: bool) -> int:
+    """Return errors of all memories: since the driver was loaded, or over the life of the board."""
+    return int(call("nvmlDeviceGetTotalEccErrors", handle, int(uncorrected), int(aggregate)))
+
+
+def remapped_rows(handle: DeviceHandle) -> tuple[int, int, bool, bool]:
+    """Return rows remapped for correctable and for uncorrectable errors, whether one is pending, whether one failed."""
+    correctable, uncorrectable, is_pending, is_failed = call("nvmlDeviceGetRemappedRows", handle)
+    return int(correctable), int(uncorrectable), bool(is_pending), bool(is_failed)
+
+
+def pcie_generation(handle: DeviceHandle) -> int:
+    """Return the generation that the link runs at now."""
+    return int(call("nvmlDeviceGetCurrPcieLinkGeneration", handle))
+
+
+def pcie_generation_max(handle: DeviceHandle) -> int:
+    """Return the highest generation of board and slot."""
+    return int(call("nvmlDeviceGetMaxPcieLinkGeneration", handle))
+
+
+def pcie_width(handle: DeviceHandle) -> int:
+    """Return the lanes that are used now."""
+    return int(call("nvmlDeviceGetCurrPcieLinkWidth", handle))
+
+
+def pcie_width_max(handle: DeviceHandle) -> int:
+    """Return the most lanes of board and slot."""
+    return int(call("nvmlDeviceGetMaxPcieLinkWidth", handle))
+
+
+def nvlink_errors(handle: DeviceHandle, link: int, counter: int) -> int:
+    """Return errors of one link: counter 0 replay, 1 recovery, 2 CRC of flits, 3 CRC of data."""
+    try:
+        return int(call("nvmlDeviceGetNvLinkErrorCounter", handle, link, counter))
+    except NvmlError as error:
+        # How a link that is not connected answers.
+        raise NvmlError(NOT_SUPPORTED if error.code == INVALID_ARGUMENT else error.code) from None
+
+
+def fabric_state(handle: DeviceHandle) -> int:
+    """Return how far the GPU has joined its NVLink fabric: 0 has none, 1 not started, 2 in progress, 3 completed."""
+    return _fabric_state(handle, "c_nvmlGpuFabricInfo_v3_t")
+
+
+def fabric_state_v2(handle: DeviceHandle) -> int:
+    """Return the same by the struct of drivers that do not know the third version."""
+    return _fabric_state(handle, "c_nvmlGpuFabricInfo_v2_t")
+
+
+def _fabric_state(handle: DeviceHandle, struct: str) -> int:
+    info_type = getattr(pynvml, struct, None)
+    if info_type is None:
+        raise NvmlError(FUNCTION_NOT_FOUND)
+    info = info_type()
+    call("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
+    return int(info.state)
