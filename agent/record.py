@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 
 from agent import __version__
-from agent.records import GpuInfo, GpuKey, GpuSample, Record, Tick
+from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuSample, Record, Tick
 from agent.trace import TraceHeader, TraceWriter
 
 
@@ -49,10 +49,17 @@ def _masked(record: Record) -> Record:
         changes["key"] = key._replace(uuid=hash_uuid(key.uuid))
     if isinstance(record, GpuInfo):
         changes["pci_bus_id"] = None
+    if isinstance(record, GpuMigInfo) and record.mig_uuid is not None:
+        changes["mig_uuid"] = hash_uuid(record.mig_uuid)
     return dataclasses.replace(record, **changes) if changes else record  # type: ignore[arg-type]
 
 
 def hash_uuid(uuid: str) -> str:
-    """Return a stand-in of the same form that is equal for equal UUIDs and says nothing else about the board."""
+    """Return a stand-in of the same form that is equal for equal UUIDs and says nothing else about the board.
+
+    The form is GPU-..., or MIG-... for an instance; old drivers put the UUID of the GPU into that of the instance, so
+    nothing of it stays.
+    """
     digest = hashlib.sha256(uuid.encode()).hexdigest()
-    return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
+    kind = "MIG" if uuid.startswith("MIG-") else "GPU"
+    return f"{kind}-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
