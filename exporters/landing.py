@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from importlib.resources import files
 from typing import Final
 
@@ -11,6 +12,7 @@ from agent.records import GpuKey
 from agent.samplers import SamplerStatus
 from agent.vocabulary import SEVERITIES
 from classifier.results import Assessment
+from exporters.landing_health import health_lines
 from exporters.landing_text import (
     NOTHING,
     SIGNS,
@@ -159,11 +161,16 @@ def _gpus(snapshot: NodeSnapshot) -> Html:
     if not snapshot.gpus:
         return Html()
     headings = ("GPU", "Model", "State", "Workload", "Since", "Power", "Util", "Memory", "Temp", "Anomalies")
-    rows = [_gpu_row(snapshot, view) for view in sorted(snapshot.gpus, key=lambda view: key_order(view.key))]
+    instances = Counter(view.key.gpu for view in snapshot.gpus if view.key.gpu_i_id is not None)
+    rows = [
+        _gpu_row(snapshot, view, 0 if view.key.gpu_i_id is not None else instances[view.key.gpu])
+        for view in sorted(snapshot.gpus, key=lambda view: key_order(view.key))
+    ]
     return join(tag("h2", "GPUs"), _table(headings, rows))
 
 
-def _gpu_row(snapshot: NodeSnapshot, view: GpuView) -> tuple[str | None, list[Html]]:
+def _gpu_row(snapshot: NodeSnapshot, view: GpuView, instances: int) -> tuple[str | None, list[Html]]:
+    """Return one card, or one MIG instance; a card that is divided says so in the place of a workload."""
     watched = [item for item in snapshot.assessments if item.key == view.key]
     worst = max((item.severity for item in watched), default=0)
     sample, slow = view.sample, view.slow
@@ -178,18 +185,45 @@ def _gpu_row(snapshot: NodeSnapshot, view: GpuView) -> tuple[str | None, list[Ht
     )
     celsius = slow.temperature_celsius if slow else None
     cells = [
-        tag("span", str(view.key.gpu) if view.key.gpu_i_id is None else gpu_name(view.key), title=view.key.uuid),
-        text((view.info.model_name if view.info else None) or NOTHING),
+        _gpu_cell(view),
+        text(_model(view)),
         _gpu_state(snapshot, view),
-        _workload(view),
+        tag("span", f"{instances} MIG {_plural(instances, 'instance')}", class_="soft")
+        if instances
+        else _workload(view),
         _since(snapshot, view),
         tag("span", power, class_="number"),
-        tag("span", percent(sample.utilization_ratio if sample else None), class_="number"),
+        _utilization(view),
         tag("span", memory, class_="number"),
         tag("span", NOTHING if celsius is None else f"{celsius:.0f} °C", class_="number"),
-        _gpu_anomalies(watched),
+        join(Html() if instances else _gpu_anomalies(watched), *health_lines(snapshot, view)) or text(NOTHING),
     ]
     return (SEVERITIES[worst] if worst else None), cells
+
+
+def _gpu_cell(view: GpuView) -> Html:
+    if view.key.gpu_i_id is None:
+        return tag("span", str(view.key.gpu), title=view.key.uuid)
+    uuid = view.mig.mig_uuid if view.mig else None
+    return tag("span", f"{view.key.gpu} / {view.key.gpu_i_id}", title=uuid, class_="number instance")
+
+
+def _model(view: GpuView) -> str:
+    if view.key.gpu_i_id is not None:
+        return f"MIG {view.mig.profile}" if view.mig and view.mig.profile else "MIG instance"
+    return (view.info.model_name if view.info else None) or NOTHING
+
+
+def _utilization(view: GpuView) -> Html:
+    """Return the utilisation, or the share of active multiprocessors where only that is offered, as in an instance."""
+    sample = view.sample
+    if sample is not None and sample.utilization_ratio is None and sample.sm_active_ratio is not None:
+        return tag("span", f"{percent(sample.sm_active_ratio)} SM", class_="number", title="multiprocessors active")
+    return tag("span", percent(sample.utilization_ratio if sample else None), class_="number")
+
+
+def _plural(count: int, word: str) -> str:
+    return word if count == 1 else f"{word}s"
 
 
 def _gpu_state(snapshot: NodeSnapshot, view: GpuView) -> Html:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from agent.clock import Instant
 from agent.records import (
     DiskSample,
@@ -234,3 +236,28 @@ def full_xids(key: GpuKey) -> GpuXids:
         totals |= {48: 2, 13: 1}
         last = {48: NOW.wall_s - 30.0, 13: NOW.wall_s - 7200.0}
     return GpuXids(monotonic_s=NOW.monotonic_s, wall_s=NOW.wall_s, key=key, totals=totals, last_wall_s=last)
+
+
+def mig_snapshot() -> NodeSnapshot:
+    """Return the full node with GPU 0 divided into two instances, which bring what instances can."""
+    full = full_snapshot(gpus=3)
+    card, *others = full.gpus
+    instances = []
+    for gpu_i_id in (1, 2):
+        view = full_view(card.key._replace(gpu_i_id=gpu_i_id))
+        sample = dataclasses.replace(
+            view.sample,
+            utilization_ratio=None,
+            memory_utilization_ratio=None,
+            memory_used_bytes=4 * GIB,
+            memory_total_bytes=20 * GIB,
+            power_watts=None,
+        )
+        instances.append(
+            dataclasses.replace(view, info=None, sample=sample, slow=None, limits=None, health=None, xids=None)
+        )
+    whole = dataclasses.replace(card, decision=None, workload_seconds={}, workload_energy_joules=None)
+    assessments = tuple(
+        dataclasses.replace(item, key=instances[0].key) if item.key == card.key else item for item in full.assessments
+    )
+    return dataclasses.replace(full, gpus=(whole, *instances, *others), assessments=assessments)

@@ -15,7 +15,7 @@ from exporters.landing import node_state, render_landing
 from exporters.landing_text import duration, moment, of_limit
 from exporters.markup import Html, join, tag
 from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
-from tests.exporters.snapshots import NOW, full_snapshot, key_of
+from tests.exporters.snapshots import NOW, full_snapshot, key_of, mig_snapshot
 
 HOSTILE = '<script>alert(\'1\')</script>" onload="x" &amp; \udcff\x00\x1b end'
 
@@ -213,3 +213,38 @@ def test_odd_numbers_are_no_reason_to_fail():
     assert of_limit(None, None, "W") == "–"
     assert of_limit(None, 700.0, "W") == "– / 700 W"
     assert of_limit(5.4, None, "W") == "5 W"
+
+
+def test_what_is_not_well_is_named_and_what_is_zero_is_not():
+    text = read(full_snapshot(gpus=2)).text
+    for line in (
+        "driver asks: reset the GPU",
+        "ECC errors: 3 uncorrected, 2 corrected, 5 uncorrected over the board's life, 40 corrected over it",
+        "row remapping: 13 done, one waits for a reset",  # 6 + 7
+        "NVLink errors: 9 CRC, 10 replay, 11 recovery",
+        "PCIe replays: 8",
+        "XID 48 × 2, 30 s ago, reset the GPU",
+        "XID 13 × 1, 2 h ago, restart the application",
+    ):
+        assert text.count(line) == 1
+    assert text.index("XID 48") < text.index("XID 13")  # the newest first
+    well = read(full_snapshot(gpus=1)).text
+    assert not [word for word in ("ECC", "remapping", "XID", "NVLink", "driver asks") if word in well]
+
+
+def test_many_xids_are_cut_short():
+    view = full_snapshot(gpus=1).gpus[0]
+    xids = dataclasses.replace(view.xids, totals=dict.fromkeys(range(1, 11), 1), last_wall_s={})
+    text = read(dataclasses.replace(full_snapshot(), gpus=(dataclasses.replace(view, xids=xids),))).text
+    assert text.count("XID ") == 4
+    assert "and 6 XIDs more" in text
+
+
+def test_instances_stand_below_their_card():
+    text = read(mig_snapshot()).text
+    assert "2 MIG instances" in text
+    assert text.index("2 MIG instances") < text.index("0 / 1 MIG 1g.10gb") < text.index("0 / 2 MIG 1g.10gb")
+    assert "4.0 / 20 GiB" in text
+    assert "80 % SM" in text
+    assert "stalled_collective · GPU 0 instance 1" in text
+    assert node_state(mig_snapshot())[1].startswith("Sampling 3 GPUs;")
