@@ -122,8 +122,8 @@ class Pipeline:
             for detector in self._detectors
             for assessment in detector.assess(now, self.history, self._decisions)
         )
-        for key in self._accounts.keys() - self.history.gpus.keys():
-            self._accounts[key].pause()
+        for key in (self._accounts.keys() | self.history.all_gpus.keys()) - self.history.gpus.keys():
+            self._accounts.setdefault(key, _Account(self._max_gap_s)).pause()
         for decision in decisions:
             self._book(now, decision.key)
             self._accounts[decision.key].workload = decision.workload

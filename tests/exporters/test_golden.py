@@ -31,6 +31,7 @@ VERSION = "golden"
 #: By the name of the page: the trace, and up to which second it is played.
 TRACES = {
     "constructed_three_gpus": ("constructed_three_gpus.jsonl", 90.0),
+    "constructed_mig_and_health": ("constructed_mig_and_health.jsonl", 60.0),
     "simulated_loaded_idle_l40s": ("simulated/loaded_idle_l40s.jsonl.gz", 600.0),
     # All four GPUs wait from 420 s on, until the job is killed at 720 s.
     "simulated_stalled_all_reduce_h100": ("simulated/stalled_all_reduce_h100.jsonl.gz", 600.0),
@@ -178,6 +179,74 @@ def test_lines_derived_by_hand_from_the_numbers_of_the_trace():
     lines = page("constructed_three_gpus").decode().splitlines()
     missing = [line for line in BY_HAND if f"warpwatch_{line}" not in lines]
     assert missing == []
+
+
+# The trace of MIG and health, for t = 0 to 60 s on the same wall clock; health and XIDs come every 5 s, limits at 0 and
+# 60 s.
+#   GPU 0 has failing memory: at t the corrected errors are 100 + t, and 1000 + t over its life; from 30 s on a remap is
+#     pending. XID 48 came at 32.5 s, XID 13 twice until 41.25 s. At 60 s the driver asks for a reset.
+#   GPU 1 is divided, into instances 1 (1e9 + 1e6 t bytes) and 2; the list of 30 s has instance 1 only.
+#   GPU 2 is divided until 20 s; 15 s later its card counts as whole, and it is idle for the judgement of 40 s,
+#     since its samples of the time before count as evidence. Its last health and XIDs are of 40 s.
+D = 'gpu="0",uuid="GPU-aaaaaaaa-2222-4222-8333-444444444440"'
+E = 'gpu="1",uuid="GPU-bbbbbbbb-2222-4222-8333-444444444441"'
+F = 'gpu="2",uuid="GPU-cccccccc-2222-4222-8333-444444444442"'
+OF_MIG = 'GPU_I_PROFILE="1g.10gb",mig_uuid="MIG-bbbbbbbb-0000-4000-8000-000000000001"'
+OF_MIG_AND_HEALTH = [
+    f'gpu_mig_info{{{E},GPU_I_ID="1",{OF_MIG}}} 1',
+    f"gpu_power_watts{{{E}}} 200.25",  # power is of the card ...
+    f'gpu_sm_active_ratio{{{E},GPU_I_ID="1"}} 0.61',  # ... and activity of the instance
+    f'gpu_memory_used_bytes{{{E},GPU_I_ID="1"}} 1060000000',  # 1e9 + 60 x 1e6
+    f'gpu_memory_total_bytes{{{E},GPU_I_ID="1"}} 10737418240',  # 10 GiB
+    f'gpu_workload{{{E},GPU_I_ID="1",workload="unknown"}} 1',
+    f'gpu_workload_seconds_total{{{E},GPU_I_ID="1",workload="unknown"}} 60',
+    f'gpu_owner_info{{{E},GPU_I_ID="1",{NOBODY}}} 1',
+    f"gpu_owner_info{{{E},{NOBODY}}} 1",
+    f"gpu_memory_used_bytes{{{F}}} 0",
+    f'gpu_workload{{{F},workload="idle"}} 1',
+    f"gpu_workload_since_timestamp_seconds{{{F}}} 1700000040",
+    f'gpu_workload_seconds_total{{{F},workload="idle"}} 20',  # 60 - 40
+    f'gpu_workload_seconds_total{{{F},workload="unknown"}} 0',
+    f'gpu_ecc_errors_total{{{D},severity="corrected",counter="volatile"}} 160',  # 100 + 60
+    f'gpu_ecc_errors_total{{{D},severity="corrected",counter="aggregate"}} 1060',  # 1000 + 60
+    f'gpu_ecc_errors_total{{{D},severity="uncorrected",counter="volatile"}} 1',
+    f'gpu_ecc_errors_total{{{D},severity="uncorrected",counter="aggregate"}} 4',
+    f'gpu_ecc_errors_total{{{E},severity="uncorrected",counter="volatile"}} 0',
+    f'gpu_remapped_rows_total{{{D},kind="correctable"}} 3',
+    f'gpu_remapped_rows_total{{{D},kind="uncorrectable"}} 2',
+    f"gpu_row_remap_pending{{{D}}} 1",
+    f"gpu_row_remap_failure{{{D}}} 0",
+    f"gpu_recovery_action{{{D}}} 1",
+    f"gpu_recovery_action{{{E}}} 0",
+    f'gpu_xid_errors_total{{{D},xid="13"}} 2',
+    f'gpu_xid_errors_total{{{D},xid="48"}} 1',
+    f'gpu_xid_errors_total{{{D},xid="79"}} 0',
+    f'gpu_xid_errors_total{{{E},xid="48"}} 0',
+    f'gpu_xid_last_timestamp_seconds{{{D},xid="48"}} 1700000032.5',
+    f'gpu_xid_last_timestamp_seconds{{{D},xid="13"}} 1700000041.25',
+    'xid_info{xid="13",action="restart_app"} 1',
+    'xid_info{xid="48",action="reset_gpu"} 1',
+    f'gpu_nvlink_errors_total{{{D},kind="crc"}} 7',
+    f'gpu_nvlink_errors_total{{{D},kind="replay"}} 120',  # 2 x 60
+    f'gpu_nvlink_errors_total{{{D},kind="recovery"}} 0',
+    f"gpu_nvlink_receive_bytes_total{{{D}}} 60000000",  # 60 x 1e6
+]
+
+
+def test_lines_of_mig_and_health_derived_by_hand():
+    lines = page("constructed_mig_and_health").decode().splitlines()
+    assert [line for line in OF_MIG_AND_HEALTH if f"warpwatch_{line}" not in lines] == []
+
+
+def test_no_metric_has_both_a_card_and_its_instances():
+    found = series("constructed_mig_and_health")
+    of_card = {key.partition("{")[0] for key in found if E in key and "GPU_I_ID" not in key}
+    of_instance = {key.partition("{")[0] for key in found if E in key and "GPU_I_ID" in key}
+    assert of_card & of_instance == {"warpwatch_gpu_owner_info"}
+    # An instance that is gone has no series; neither has what is stale on a card.
+    assert not [key for key in found if 'GPU_I_ID="2"' in key or 'GPU_I_ID="5"' in key]
+    assert not [key for key in found if F in key and ("xid" in key or "ecc" in key)]
+    assert not [key for key in found if 'xid_info{xid="79"' in key]
 
 
 def test_what_is_stale_or_not_offered_has_no_series():
