@@ -165,6 +165,16 @@ class GpuXids(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NvswitchSxids(Record):
+    """All SXID events of one NVSwitch since the agent started, by code; sent from the first on."""
+
+    device: str  # PCI address: domain of 8 digits, bus and device
+    totals: Mapping[int, int] = field(default_factory=dict)  # events by SXID; fatal ones are among them
+    fatal_totals: Mapping[int, int] = field(default_factory=dict)  # events that the kernel log calls fatal
+    last_wall_s: Mapping[int, float] = field(default_factory=dict)  # of the newest event by SXID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMigInfo(Record):
     """Identity of one MIG instance; sent at discovery, when the layout changes, and every 60 s."""
 
@@ -220,6 +230,7 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "gpu_fast_power": GpuFastPower,
     "gpu_health": GpuHealth,
     "gpu_xids": GpuXids,
+    "nvswitch_sxids": NvswitchSxids,
     "gpu_mig_info": GpuMigInfo,
     "network_sample": NetworkSample,
     "infiniband_sample": InfinibandSample,
@@ -236,6 +247,7 @@ PERIODS_S: dict[type[Record], float] = {
     GpuFastPower: 2.0,
     GpuHealth: 5.0,
     GpuXids: 5.0,
+    NvswitchSxids: 5.0,
     GpuMigInfo: 60.0,
     NetworkSample: 1.0,
     InfinibandSample: 1.0,

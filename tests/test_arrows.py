@@ -28,6 +28,7 @@ ALLOWED = {
         "agent.samplers",
         "agent.trace",
         "agent.vocabulary",
+        "agent.xids",
     ),
     "agent": ("agent",),
     "classifier": (
@@ -51,7 +52,7 @@ ALLOWED = {
 }
 #: Third-party modules by the files or folders that alone may import them.
 CONFINED = {
-    "pynvml": ("agent/samplers/nvml_binding.py",),
+    "pynvml": ("agent/samplers/nvml_binding.py", "agent/samplers/nvml_gpm_binding.py"),
     "prometheus_client": ("exporters/",),
     "sklearn": ("classifier/training",),
     "time": ("agent/clock.py",),
