@@ -31,6 +31,7 @@ from agent.records import (
     GpuXids,
     InfinibandSample,
     NetworkSample,
+    NvswitchSxids,
     Record,
     Tick,
 )
@@ -282,7 +283,7 @@ def _subject(record: Record) -> object:
     """Identity of what a record describes, within its type."""
     if isinstance(record, InfinibandSample):
         return record.device, record.port
-    if isinstance(record, NetworkSample | DiskSample):
+    if isinstance(record, NetworkSample | DiskSample | NvswitchSxids):
         return record.device
     return record.key  # type: ignore[attr-defined]
 

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from agent.clock import ManualClock
+from agent.composition import build_pipeline
+from agent.config import Config
 from agent.record_codec import decode_records, encode_records
-from agent.records import GpuKey, GpuXids, NvswitchSxids, Record
+from agent.records import GpuKey, GpuXids, NvswitchSxids, Record, Tick
 from agent.samplers import SourceUnavailableError
 from agent.samplers.kmsg import KmsgReader
 from agent.samplers.nvml_events import EventBatch
@@ -430,7 +432,7 @@ def test_unmatched_events_are_taken_oldest_first_and_expire():
 # NVSwitches.
 
 
-def test_sxids_are_counted_by_switch_with_the_fatal_ones_apart(host: Host, tmp_path: Path):
+def test_sxids_are_counted_by_switch_with_the_fatal_ones_apart(host: Host):
     host.write(
         "3,1,0,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO",
         "3,1,0,-;nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
@@ -447,6 +449,8 @@ def test_sxids_are_counted_by_switch_with_the_fatal_ones_apart(host: Host, tmp_p
     assert decode_records(encoded, record.monotonic_s, record.wall_s, warnings.append) == (record,)
     assert warnings == []
     assert host.sampler.errors == {}
+    pipeline = build_pipeline(Config())
+    pipeline.ingest(Tick(monotonic_s=record.monotonic_s, wall_s=record.wall_s, records=(record,)))
 
 
 def test_release_and_resume_are_handed_on(host: Host):
