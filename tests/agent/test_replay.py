@@ -9,10 +9,12 @@ import math
 import pytest
 
 from agent.clock import Instant
+from agent.config import Config
 from agent.pipeline import MAX_XIDS, Pipeline
 from agent.records import GpuHealth, GpuKey, GpuMigInfo, GpuSample, GpuXids, NetworkSample, Tick
 from agent.replay import ReplayJson, ReplayText, replay
 from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.registry import build_detectors
 from classifier.labeller import Labeller, LabellerConfig
 from classifier.results import Assessment
 
@@ -279,3 +281,21 @@ def test_counts_of_xids_never_fall_and_codes_are_bounded():
     assert len(many.totals) == MAX_XIDS
     assert list(many.totals)[:5] == [79, 48, 13, 1, 2]
     assert many.totals[13] == 9
+
+
+def test_detectors_forget_an_instance_that_is_gone():
+    config = Config()
+    baselines = PowerBaselines(config.detectors.baseline)
+    pipeline = Pipeline(
+        labeller=Labeller(None, LabellerConfig()),
+        detectors=build_detectors(config.detectors, baselines),
+        baselines=baselines,
+    )
+
+    def assessed(at_s):
+        return {item.key for item in pipeline.snapshot(Instant(at_s, 5000.0 + at_s)).assessments}
+
+    play(pipeline, range(31), (CARD, ONE))
+    assert assessed(30.0) == {ONE}
+    play(pipeline, range(31, 61), (CARD,))
+    assert assessed(60.0) == {CARD}
