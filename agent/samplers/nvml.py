@@ -11,19 +11,24 @@ from __future__ import annotations
 import logging
 import queue
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
-from agent.clock import Instant
-from agent.records import GpuKey, GpuState, Record
+from agent.clock import Instant, stopwatch
+from agent.records import GpuFastPower, GpuKey, GpuState, Record
 from agent.samplers import SourceUnavailableError
 from agent.samplers import nvml_binding as nvml
+from agent.samplers.nvml_config import NvmlConfig
 from agent.samplers.nvml_device import NvmlDevice, Reading
-from agent.samplers.nvml_known import KnownGpu, free_number
-from agent.samplers.nvml_library import Driver, count_gpus, start, stop
+from agent.samplers.nvml_fast import FastPower
+from agent.samplers.nvml_known import Due, KnownGpu, find_key, free_number
+from agent.samplers.nvml_library import DriverThread
+from agent.samplers.nvml_restarts import Hold, Restarts, StartFailures
 from agent.samplers.nvml_worker import Answer, Answers, Deadline, Worker, collect
+
+__all__ = ["Companion", "NvmlConfig", "NvmlSampler"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,33 +38,22 @@ _MESSAGES: Final = {
     "lib_rm_version_mismatch": "libnvidia-ml.so.1 and the loaded driver differ in version; restart the agent",
     "no_gpus": "the NVIDIA driver is loaded but has no GPU; see nvidia-smi -L and dmesg",
     "hung": "the NVIDIA driver does not answer",
+    "released": "NVML is released at an operator's request; GPUs are sampled once that is over",
 }
-#: Reasons that are no fault: a host without GPUs, or before its driver is loaded.
-_ABSENT: Final = frozenset({"driver_not_loaded", "library_not_found", "no_gpus"})
+#: Reasons that are no fault: a host without GPUs, or before its driver is loaded, or an operator at work.
+_ABSENT: Final = frozenset({"driver_not_loaded", "library_not_found", "no_gpus", "released"})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NvmlConfig:
-    """Periods, deadlines and pauses of the NVML sampler."""
+class Companion(Protocol):
+    """Somebody else in this process who uses the library, and lets go of it before it is shut down."""
 
-    period_s: float = 1.0
-    """Distance of core ticks."""
-    slow_period_s: float = 5.0
-    """Distance of readings that are slow to change or dear: energy, temperatures, PCIe bytes, processes."""
-    limits_period_s: float = 60.0
-    """Distance of identity and limits."""
-    deadline_s: float = 3.0
-    """Time for all calls of one tick on one GPU; a GPU that takes longer is hung."""
-    start_deadline_s: float = 15.0
-    """Time for nvmlInit, which initialises GPUs without persistence mode."""
-    stop_deadline_s: float = 0.5
-    """Time for nvmlShutdown when the agent ends."""
-    count_period_s: float = 10.0
-    """Distance of looks at the number of GPUs."""
-    restart_first_s: float = 10.0
-    """First pause before the library is started anew for a lost GPU; doubles while that does not help."""
-    restart_most_s: float = 300.0
-    """Longest such pause."""
+    def release(self, wait_s: float) -> bool:
+        """Let go, and return whether that was done in time."""
+        ...
+
+    def resume(self) -> None:
+        """Use it again."""
+        ...
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -79,7 +73,14 @@ class NvmlSampler:
 
     name = "nvml"
 
-    def __init__(self, config: NvmlConfig | None = None) -> None:
+    def __init__(
+        self,
+        config: NvmlConfig | None = None,
+        *,
+        companions: Sequence[Companion] = (),
+        seconds: Callable[[], float] = stopwatch,
+    ) -> None:
+        """Sample by `config`; `companions` let go of the library before each shutdown, `seconds` times a release."""
         self._config = config or NvmlConfig()
         self._tolerance_s = self._config.period_s / 2  # ticks jitter
         self._errors: Counter[str] = Counter()
@@ -88,14 +89,14 @@ class NvmlSampler:
         self._gpus: dict[str, KnownGpu] = {}
         self._slots: list[_Slot] = []
         self._answers: Answers[NvmlDevice | Reading] = queue.SimpleQueue()
-        self._driver_answers: Answers[Driver] = queue.SimpleQueue()
-        self._driver_thread: Worker[Driver] = Worker("nvml-driver", self._driver_answers)
-        self._driver: Driver | None = None
-        self._references = 0
+        self._driver = DriverThread()
         self._count_at_s = 0.0
-        self._restart_at_s: float | None = None
-        self._restart_pause_s = 0.0
-        self._is_restart_certain = False
+        self._restarts = Restarts(self._config)
+        self._failures = StartFailures(self._config.start_tries)
+        self._hold = Hold(seconds)
+        self._is_released = False
+        self._fast = FastPower(self._config.fast_hertz)
+        self._companions: tuple[Companion, ...] = (self._fast, *companions)
         self._logged_reason: str | None = None
 
     @property
@@ -111,7 +112,7 @@ class NvmlSampler:
     @property
     def driver_seconds(self) -> float:
         """Time spent inside driver calls since the start, summed over the GPUs' threads."""
-        return self._driver_seconds
+        return self._driver_seconds + self._driver.seconds
 
     @property
     def expected_gpus(self) -> int:
@@ -123,12 +124,50 @@ class NvmlSampler:
         """Number of GPUs that the driver enumerates and that are not lost."""
         return sum(slot.gpu is not None and slot.gpu.state != "lost" for slot in self._slots)
 
+    @property
+    def wants_restart(self) -> str | None:
+        """Why only a new process can sample again, None while this one can: a cause met in several starts in a row."""
+        return self._failures.wants_restart
+
+    @property
+    def is_released(self) -> bool:
+        """Whether an operator asked to release NVML and nothing here uses it any more."""
+        return self._is_released
+
+    @property
+    def parked_threads(self) -> int:
+        """Number of threads that wait for a driver call which hangs; at most two for each GPU and one beside them."""
+        hung = sum(slot.worker.busy and slot.is_late for slot in self._slots) + self._driver.busy
+        return hung + self._fast.parked_threads
+
+    def release(self, limit_s: float) -> None:
+        """Close NVML with the next tick, so that a GPU can be reset or divided; open it again after `limit_s`.
+
+        May be called by any thread, and again to extend the limit.
+        """
+        self._hold.begin(limit_s)
+
+    def resume(self) -> None:
+        """Open NVML again with the next probe; may be called by any thread."""
+        self._hold.end()
+
+    def key_of(self, *, uuid: str | None = None, pci_bus_id: str | None = None) -> GpuKey | None:
+        """Return the key of a GPU that was seen since the start, by UUID or by PCI address of any notation."""
+        return find_key(self._gpus, uuid=uuid, pci_bus_id=pci_bus_id)
+
+    def refresh_limits(self, uuid: str) -> None:
+        """Read limits, recovery action and fabric state in the next tick: for whoever sees an event of this GPU."""
+        gpu = self._gpus.get(uuid)
+        if gpu is not None:
+            gpu.limits = Due()
+
     def probe(self) -> bool:
         """Return whether the driver is here and shows a GPU; starts the library where that is not done.
 
         Says why not in the log, once; what is more than an absence is counted in `errors`.
         """
         try:
+            self._keep_hold()
             self._ensure_started()
         except SourceUnavailableError as error:
             is_absent = error.reason in _ABSENT
@@ -145,74 +184,91 @@ class NvmlSampler:
         """Return the state of every GPU seen since the start, and the records of those that answer.
 
         Raises SourceUnavailableError with the reason driver_not_loaded, library_not_found, lib_rm_version_mismatch,
-        no_gpus, hung, or another short word for the driver's code.
+        no_gpus, hung, released, or another short word for the driver's code.
         """
+        began_s = stopwatch()
+        self._keep_hold()
         self._take_late()
-        if self._restart_at_s is not None and now.monotonic_s >= self._restart_at_s:
-            self._restart_at_s = None
+        if self._restarts.take(now.monotonic_s):
             self._start(self._config.deadline_s)
         self._ensure_started()
         deadline = Deadline(self._config.deadline_s)
         is_counting = self._ask_count(now)
+        self._tend_fast()
         readings = self._read_all(now, deadline)
         if is_counting:
             self._take_count(now, deadline)
-        records = [record for gpu in self._by_index() for record in self._records(gpu, readings, now)]
-        self._plan_restart(now)
+        records = [record for gpu in self._by_index() for record in self._records(gpu, readings, now, began_s)]
+        self._restarts.settle(now.monotonic_s, is_complete=self.visible_gpus >= self._expected)
         return records
 
     def close(self) -> None:
         """End the threads and shut the library down, unless a hung call still uses it."""
-        is_idle = not any(slot.worker.busy for slot in self._slots) and not self._driver_thread.busy
-        if is_idle and self._references:
-            self._driver_thread.submit(partial(stop, self._references))
-            self._await_driver(self._config.stop_deadline_s)
+        if not self._is_busy() and self._driver.is_started:
+            self._let_go(self._config.stop_deadline_s)
         for slot in self._slots:
             slot.worker.stop()
         self._slots.clear()
-        self._driver_thread.stop()
-        self._driver_thread = Worker("nvml-driver", self._driver_answers)
-        self._driver = None
-        self._references = 0
+        self._fast.close()
+        self._driver.end()
 
     # The library as a whole.
 
+    def _is_busy(self) -> bool:
+        return self._driver.busy or any(slot.worker.busy for slot in self._slots)
+
+    def _closers(self) -> list[Callable[[], None]]:
+        return [slot.device.close for slot in self._slots if slot.device is not None]
+
+    def _quiesce(self, wait_s: float) -> bool:
+        """Have everybody else let go of the library; return whether it may be shut down."""
+        return all([companion.release(wait_s) for companion in self._companions])  # noqa: C419 - each is to be asked
+
+    def _let_go(self, wait_s: float) -> bool:
+        """Shut the library down; return whether that was done in time."""
+        return self._quiesce(wait_s) and self._driver.stop(wait_s, self._closers())
+
+    def _keep_hold(self) -> None:
+        """Close the library while an operator holds it; raises SourceUnavailableError then."""
+        left_s = self._hold.left_s()
+        if not left_s:
+            self._is_released = False
+            return
+        if not self._is_released:
+            self._take_late()
+            if not self._is_busy() and self._let_go(self._config.release_deadline_s):
+                self._detach_all(0)
+                self._is_released = True
+                _log.warning("NVML is released for %.0f s at most; no GPU is sampled until then", left_s)
+            else:
+                raise self._unavailable("hung")
+        raise self._unavailable("released")
+
     def _ensure_started(self) -> None:
-        if self._driver is None or self._driver.count == 0:
+        if self._driver.current is None or self._driver.current.count == 0:
             self._start(self._config.start_deadline_s)
 
     def _start(self, wait_s: float) -> None:
         """Start the library, after a shutdown where it runs, and lay out the slots; raises SourceUnavailableError."""
-        self._driver = None
-        if self._driver_thread.busy:
-            wait_s = 0.0  # it hangs, and has been waited for
-        else:
+        stop_first = False
+        if not self._driver.busy and self._driver.is_started:
             # A shutdown under a call that hangs is not safe; another start is, and is counted.
-            is_hung = any(slot.worker.busy for slot in self._slots)
-            self._driver_thread.submit(partial(start, self._references, stop_first=not is_hung))
+            stop_first = not self._is_busy() and self._quiesce(self._config.release_deadline_s)
         try:
-            driver = self._await_driver(wait_s)
+            driver = self._driver.start(wait_s, self._closers(), stop_first=stop_first)
         except nvml.NvmlError as error:
-            self._references = 0
             self._detach_all(0)
+            self._failures.failed(error.reason)
             raise self._unavailable(error.reason) from error
         if driver is None:
             raise self._unavailable("hung")
-        self._references = driver.references
-        self._driver = driver
+        self._failures.succeeded()
         self._expected = max(self._expected, driver.count)
         self._detach_all(driver.count)
         if driver.count == 0:
             raise self._unavailable("no_gpus")
-
-    def _await_driver(self, seconds: float) -> Driver | None:
-        """Return the answer of the driver's thread, None where there is none in time; raises NvmlError."""
-        for answer in collect(self._driver_answers, Deadline(seconds), lambda: False):
-            if answer.worker is self._driver_thread:
-                driver = answer.result()
-                self._driver_seconds += driver.seconds
-                return driver
-        return None
+        for companion in self._companions:
+            companion.resume()
 
     def _unavailable(self, reason: str) -> SourceUnavailableError:
         return SourceUnavailableError(
@@ -231,43 +287,39 @@ class NvmlSampler:
             self._slots.append(_Slot(index=index, worker=Worker(f"nvml-gpu-{index}", self._answers)))
 
     def _ask_count(self, now: Instant) -> bool:
-        if now.monotonic_s < self._count_at_s or self._driver_thread.busy or self._driver is None:
+        if now.monotonic_s < self._count_at_s or not self._driver.ask_count():
             return False
         self._count_at_s = now.monotonic_s + self._config.count_period_s
-        self._driver_thread.submit(partial(count_gpus, self._driver))
         return True
 
     def _take_count(self, now: Instant, deadline: Deadline) -> None:
+        current = self._driver.current
         try:
-            driver = self._await_driver(deadline.left_s())
+            driver = self._driver.take_count(deadline.left_s())
         except nvml.NvmlError as error:
             self._errors[error.reason] += 1
             if error.code == nvml.UNINITIALIZED:
-                self._restart(now)
+                self._restarts.ask(now.monotonic_s)
             return
         if driver is None:
             self._errors["hung"] += 1
-        elif self._driver is not None and driver.count != self._driver.count:
-            _log.warning("the driver shows %d GPUs in place of %d", driver.count, self._driver.count)
-            self._restart(now)
+        elif current is not None and driver.count != current.count:
+            _log.warning("the driver shows %d GPUs in place of %d", driver.count, current.count)
+            self._restarts.ask(now.monotonic_s)
 
-    def _restart(self, now: Instant, *, is_certain: bool = True) -> None:
-        """Start the library anew in the next tick, or after a pause where that was tried just now."""
-        self._is_restart_certain = is_certain or (self._is_restart_certain and self._restart_at_s is not None)
-        if self._restart_at_s is None:
-            self._restart_at_s = now.monotonic_s + self._restart_pause_s
-            self._restart_pause_s = min(
-                max(2 * self._restart_pause_s, self._config.restart_first_s), self._config.restart_most_s
-            )
-
-    def _plan_restart(self, now: Instant) -> None:
-        if self.visible_gpus < self._expected:
-            # A lost GPU rarely comes back at once: never without a pause.
-            self._restart_pause_s = max(self._restart_pause_s, self._config.restart_first_s)
-            self._restart(now, is_certain=False)
-        elif self._restart_at_s is None or not self._is_restart_certain:
-            self._restart_at_s = None  # whoever was missing is here: it only took long to attach
-            self._restart_pause_s = 0.0
+    def _tend_fast(self) -> None:
+        """Tell the fast channel which GPUs to read, and have it leave a call behind that hangs."""
+        self._driver_seconds += self._fast.take_driver_seconds()
+        hung = self._fast.park_hung(self._config.deadline_s)
+        if hung is not None:
+            self._errors["hung"] += 1
+        self._fast.watch(
+            {
+                slot.gpu.identity.uuid: slot.device.handle
+                for slot in self._slots
+                if slot.gpu is not None and slot.device is not None and slot.device.is_fast and not slot.is_late
+            }
+        )
 
     # The GPUs.
 
@@ -285,7 +337,7 @@ class NvmlSampler:
             if reading is not None and answered.gpu is not None and not was_late:
                 readings[answered.gpu] = reading
                 if reading.is_stale:
-                    self._restart(now)
+                    self._restarts.ask(now.monotonic_s)
             elif answered.may_call and deadline.left_s() > 0:
                 self._submit(answered, now)  # attached, or back from a hang: read it in this tick
         for slot in self._waited():
@@ -298,8 +350,9 @@ class NvmlSampler:
 
     def _submit(self, slot: _Slot, now: Instant) -> None:
         if slot.device is None or slot.gpu is None:
-            version = None if self._driver is None else self._driver.version
-            slot.worker.submit(partial(NvmlDevice, slot.index, version))
+            version = None if self._driver.current is None else self._driver.current.version
+            fast_most_s = self._config.fast_most_s if self._config.fast_hertz > 0 else 0.0
+            slot.worker.submit(partial(NvmlDevice, slot.index, version, fast_most_s=fast_most_s))
             return
         gpu = slot.gpu
         slow = gpu.slow.take(now, self._config.slow_period_s, self._tolerance_s)
@@ -334,9 +387,7 @@ class NvmlSampler:
             slot = self._slot_of(answer)
             if slot is not None:
                 self._take(slot, answer)
-        if self._driver is not None:  # else the start of the library hangs, and its answer is not to be lost
-            for _ in collect(self._driver_answers, Deadline(0), lambda: False):
-                pass
+        self._driver.drop_late()
 
     def _attach(self, slot: _Slot, device: NvmlDevice) -> None:
         uuid = device.identity.uuid
@@ -356,7 +407,9 @@ class NvmlSampler:
     def _by_index(self) -> list[KnownGpu]:
         return sorted(self._gpus.values(), key=lambda gpu: gpu.key.gpu)
 
-    def _records(self, gpu: KnownGpu, readings: Mapping[KnownGpu, Reading], now: Instant) -> Sequence[Record]:
+    def _records(
+        self, gpu: KnownGpu, readings: Mapping[KnownGpu, Reading], now: Instant, began_s: float
+    ) -> Sequence[Record]:
         reading = readings.get(gpu)
         slot = next((slot for slot in self._slots if slot.gpu is gpu), None)
         if reading is not None:
@@ -374,9 +427,31 @@ class NvmlSampler:
         records: list[Record] = []
         if gpu.info.take(now, self._config.limits_period_s, self._tolerance_s):
             # Of a lost GPU too: an alert has to name it.
-            records.append(gpu.info_record(now, self._driver.version if self._driver is not None else None))
+            records.append(gpu.info_record(now, None if self._driver.current is None else self._driver.current.version))
         if reading is not None:
             records.extend(reading.records)
+            records.extend(self._fast_records(gpu, slot, now, began_s))
         else:
             records.append(GpuState(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=gpu.key, state=state))
         return records
+
+    def _fast_records(self, gpu: KnownGpu, slot: _Slot | None, now: Instant, began_s: float) -> Sequence[Record]:
+        """Return the readings of the fast channel in one record; `began_s` is the stopwatch at `now`."""
+        if slot is None or slot.device is None:
+            return ()
+        if not gpu.fast.take(now, self._config.fast_period_s, self._tolerance_s):
+            return ()
+        most = slot.device.most_watts
+        readings = [(seconds, watts) for seconds, watts in self._fast.take(gpu.identity.uuid) if watts < most]
+        if not readings:
+            return ()
+        newest_s = readings[-1][0]
+        return (
+            GpuFastPower(
+                monotonic_s=now.monotonic_s + newest_s - began_s,
+                wall_s=now.wall_s + newest_s - began_s,
+                key=gpu.key,
+                power_watts=tuple(watts for _, watts in readings),
+                ages_s=tuple(round(newest_s - seconds, 6) for seconds, _ in readings),
+            ),
+        )

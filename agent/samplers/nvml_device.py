@@ -18,6 +18,7 @@ from agent.records import GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSampl
 from agent.samplers import nvml_binding as nvml
 from agent.samplers import nvml_fields as ids
 from agent.samplers.nvml_calls import MAX_COUNTER, NOT_OFFERED, Calls, TickOverError, value_of
+from agent.samplers.nvml_fast import is_cheap
 from agent.samplers.nvml_gpm import Gpm, Load
 from agent.samplers.nvml_guards import Guards
 from agent.samplers.nvml_health import MAX_MEGAHERTZ, MAX_MILLIWATTS, event_seconds, read_health, read_limits
@@ -70,8 +71,11 @@ class Reading:
 class NvmlDevice:
     """The calls on one handle. Used by one thread at a time, but for `close`."""
 
-    def __init__(self, index: int, driver_version: str | None = None) -> None:
-        """Attach the GPU at this position of the enumeration; raises NvmlError where it does not answer."""
+    def __init__(self, index: int, driver_version: str | None = None, *, fast_most_s: float = 0.0) -> None:
+        """Attach the GPU at this position of the enumeration; raises NvmlError where it does not answer.
+
+        `fast_most_s` is how long a reading of instant power may take; at 0 it is not tried.
+        """
         begin = stopwatch()
         handle = nvml.device_handle(index)
         uuid = nvml.device_uuid(handle)
@@ -100,8 +104,19 @@ class NvmlDevice:
             pci_bus_id = self._calls.read("PCI address", nvml.device_pci_bus_id)
         except TickOverError:
             raise nvml.NvmlError(nvml.GPU_IS_LOST) from None
+        self.is_fast = fast_most_s > 0 and is_cheap(handle, fast_most_s)
         device = None if minor is None else f"nvidia{minor}"
         self.identity = Identity(uuid=uuid, model_name=name, pci_bus_id=pci_bus_id, device=device)
+
+    @property
+    def handle(self) -> nvml.DeviceHandle:
+        """The handle, for the fast channel."""
+        return self._calls.handle
+
+    @property
+    def most_watts(self) -> float:
+        """What no power reading can be."""
+        return MAX_MILLIWATTS / 1e3 if self._limit_watts is None else _MOST_LIMITS * self._limit_watts
 
     def close(self) -> None:
         """Free what the library holds for this GPU; while a tick runs, or hangs, that is left to its end."""
@@ -223,8 +238,8 @@ class NvmlDevice:
 
     def _watts(self, now: Instant) -> float | None:
         milliwatts = self._calls.read("power", nvml.power_milliwatts)
-        most = MAX_MILLIWATTS if self._limit_watts is None else 1e3 * _MOST_LIMITS * self._limit_watts
-        watts, _ = self._power.check_power(self._calls.scaled(milliwatts, 1e-3, 0, most), now.monotonic_s)
+        watts = self._calls.scaled(milliwatts, 1e-3, 0, 1e3 * self.most_watts)
+        watts, _ = self._power.check_power(watts, now.monotonic_s)
         return watts
 
     def _joules(self, now: Instant) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.clock import Instant
@@ -34,6 +34,7 @@ class KnownGpu:
     slow: Due = field(default_factory=Due)
     limits: Due = field(default_factory=Due)
     info: Due = field(default_factory=Due)
+    fast: Due = field(default_factory=Due)
 
     def attached(self, identity: Identity) -> None:
         """Note that the GPU was found, for the first time or anew: everything is due."""
@@ -57,3 +58,23 @@ def free_number(index: int, taken: Iterable[int]) -> int:
     """Return the number for a GPU that is new at this position of the driver: the position, or the lowest free one."""
     numbers = set(taken)
     return index if index not in numbers else min(set(range(len(numbers) + 1)) - numbers)
+
+
+def find_key(gpus: Mapping[str, KnownGpu], *, uuid: str | None = None, pci_bus_id: str | None = None) -> GpuKey | None:
+    """Return the key of a GPU by UUID, or by PCI address with or without function and with any width of the domain."""
+    if uuid is not None and uuid in gpus:
+        return gpus[uuid].key
+    address = _pci_address(pci_bus_id)
+    if address is None:
+        return None
+    return next((gpu.key for gpu in tuple(gpus.values()) if _pci_address(gpu.identity.pci_bus_id) == address), None)
+
+
+def _pci_address(text: str | None) -> tuple[int, ...] | None:
+    """Return domain, bus and device; the function of a GPU is always 0, and the kernel's log leaves it out."""
+    parts = (text or "").partition(".")[0].split(":")
+    try:
+        numbers = tuple(int(part, 16) for part in parts)
+    except ValueError:
+        return None
+    return {2: (0, *numbers), 3: numbers}.get(len(numbers))

@@ -1,0 +1,41 @@
+"""Tunables of the NVML sampler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlConfig:
+    """Periods, deadlines and pauses of the NVML sampler."""
+
+    period_s: float = 1.0
+    """Distance of core ticks."""
+    slow_period_s: float = 5.0
+    """Distance of readings that are slow to change or dear: energy, temperatures, PCIe bytes, processes, errors."""
+    limits_period_s: float = 60.0
+    """Distance of identity and limits."""
+    fast_hertz: float = 10.0
+    """Readings of instant power in a second; 0 switches the fast channel off."""
+    fast_period_s: float = 2.0
+    """Distance of records with these readings."""
+    fast_most_s: float = 0.001
+    """A GPU whose driver takes longer for such a reading is left out of the fast channel."""
+    mig_period_s: float = 10.0
+    """Distance of looks at the MIG instances."""
+    deadline_s: float = 3.0
+    """Time for all calls of one tick on one GPU; a GPU that takes longer is hung."""
+    start_deadline_s: float = 15.0
+    """Time for nvmlInit, which initialises GPUs without persistence mode."""
+    stop_deadline_s: float = 0.5
+    """Time for nvmlShutdown when the agent ends."""
+    release_deadline_s: float = 1.5
+    """Time for the other threads that use the library to let go of it."""
+    count_period_s: float = 10.0
+    """Distance of looks at the number of GPUs."""
+    restart_first_s: float = 10.0
+    """First pause before the library is started anew for a lost GPU; doubles while that does not help."""
+    restart_most_s: float = 300.0
+    """Longest such pause."""
+    start_tries: int = 5
+    """Failed starts in a row, by a cause that only a new process ends, until the sampler asks for one."""
