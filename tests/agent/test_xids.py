@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from agent.errors import UsageError
@@ -63,3 +66,12 @@ def test_a_word_of_no_vocabulary_is_refused_by_name():
         XidCatalogue({79: "reboot"})
     with pytest.raises(UsageError, match="XID 79: 'hw' is no kind"):
         XidCatalogue(kinds={79: "hw"})
+
+
+def test_the_table_in_the_docs_is_the_one_in_the_code():
+    text = (Path(__file__).parents[2] / "docs" / "xids.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if re.match(r"\| \d+ \|", line)]
+    assert rows == [
+        f"| {row.code} | {row.kind} | `{row.action}` | {'yes' if row.is_critical else ''} | {row.name} |"
+        for row in XIDS.rows()
+    ]
