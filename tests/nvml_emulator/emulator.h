@@ -7,42 +7,17 @@
 #include <stdint.h>
 
 #include "nvml_abi.h"
+#include "values.h"
 
 #define MAX_GPUS 16
+#define MAX_GI 16        /* GPU instance ids are below this */
+#define MAX_INSTANCES 8  /* MIG instances of a GPU */
+#define MAX_LINKS 36
 #define TEXT_SIZE 96
+#define WHOLE (-1)       /* in place of a GPU instance id: the GPU itself */
+#define SYSTEM (-2)      /* in place of a GPU: calls that name none */
 
-/* How a value goes on between two points of the script. */
-enum value_kind { GAUGE, COUNTER };
-
-/* Every value that a script can give for a GPU: identifier, name in the script, kind. A new value is one line here. */
-#define VALUES(X)                                                                                                      \
-    X(UTILIZATION_GPU, "utilization_gpu_percent", GAUGE)                                                               \
-    X(UTILIZATION_MEMORY, "utilization_memory_percent", GAUGE)                                                         \
-    X(MEMORY_TOTAL, "memory_total_bytes", GAUGE)                                                                       \
-    X(MEMORY_RESERVED, "memory_reserved_bytes", GAUGE)                                                                 \
-    X(MEMORY_USED, "memory_used_bytes", GAUGE)                                                                         \
-    X(POWER, "power_milliwatts", GAUGE)                                                                                \
-    X(POWER_LIMIT, "power_limit_milliwatts", GAUGE)                                                                    \
-    X(ENERGY, "energy_millijoules", COUNTER)                                                                           \
-    X(SM_CLOCK, "sm_clock_megahertz", GAUGE)                                                                           \
-    X(SM_CLOCK_MAX, "sm_clock_max_megahertz", GAUGE)                                                                   \
-    X(MEMORY_CLOCK, "memory_clock_megahertz", GAUGE)                                                                   \
-    X(MEMORY_CLOCK_MAX, "memory_clock_max_megahertz", GAUGE)                                                           \
-    X(TEMPERATURE, "temperature_celsius", GAUGE)                                                                       \
-    X(MEMORY_TEMPERATURE, "memory_temperature_celsius", GAUGE)                                                         \
-    X(EVENT_REASONS, "event_reasons_bits", GAUGE)                                                                      \
-    X(POWER_CAP_TIME, "power_cap_nanoseconds", COUNTER)                                                                \
-    X(THERMAL_TIME, "thermal_nanoseconds", COUNTER)                                                                    \
-    X(PCIE_TX, "pcie_transmit_bytes", COUNTER)                                                                         \
-    X(PCIE_RX, "pcie_receive_bytes", COUNTER)                                                                          \
-    X(NVLINK_TX, "nvlink_transmit_kibibytes", COUNTER)                                                                 \
-    X(NVLINK_RX, "nvlink_receive_kibibytes", COUNTER)                                                                  \
-    X(STATUS, "status_code", GAUGE) /* return code of every call on this GPU: 0, 15 lost, 16 reset required */         \
-    X(HANG, "hang", GAUGE)          /* calls on this GPU block while this is not 0 */
-
-#define VALUE_ENUM(id, name, kind) VALUE_##id,
-enum value_id { VALUES(VALUE_ENUM) VALUE_COUNT };
-#undef VALUE_ENUM
+enum architecture { KEPLER = 2, MAXWELL, PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL };
 
 /* Points of one value, in order of time. */
 struct series {
@@ -58,16 +33,42 @@ struct process_point {
     char *text;
 };
 
+/* What is measured: a GPU, or one GPU instance on it. */
+struct unit {
+    struct series series[VALUE_COUNT];
+    struct process_point *processes;
+    size_t process_points;
+};
+
+struct instance {
+    unsigned gi; /* GPU instance id */
+    unsigned ci; /* compute instance id: how many of the same GPU instance come before it */
+    char profile[32];
+    char uuid[TEXT_SIZE];
+};
+
+struct layout {
+    bool enabled;
+    unsigned count;
+    struct instance instances[MAX_INSTANCES];
+};
+
 struct gpu {
     char uuid[TEXT_SIZE];
     char name[TEXT_SIZE];
     char pci_bus_id[NVML_DEVICE_PCI_BUS_ID_BUFFER_SIZE];
     unsigned minor;
     unsigned nvlink_links;      /* links that the per-link scopes answer for */
+    unsigned nvlink_version;    /* 5: bytes and errors in the fields from 201 on, no error counters of before */
     unsigned pcie_counter_bits; /* 64, or 32 for boards whose counter wraps */
-    struct series series[VALUE_COUNT];
-    struct process_point *processes;
-    size_t process_points;
+    unsigned architecture;      /* 0: by the name */
+    unsigned brand;
+    unsigned ring_period_ms; /* of nvmlDeviceGetSamples; 0: not offered */
+    unsigned ring_size;
+    unsigned long long event_types; /* of nvmlDeviceGetSupportedEventTypes */
+    struct layout layout;
+    struct unit whole;
+    struct unit instances[MAX_GI];
 };
 
 struct script {
@@ -79,39 +80,120 @@ struct script {
     struct gpu gpus[MAX_GPUS];
 };
 
+/* What a handle stands for. */
+struct target {
+    int gpu;
+    int gi; /* WHOLE for the GPU itself */
+    struct instance instance;
+};
+
+/* Something that happened once, by its number in the control file. */
+struct happening {
+    enum { HAPPENED_RELOAD, HAPPENED_RESET, HAPPENED_EVENT } kind;
+    unsigned long long first; /* number; an event of `count` has as many, one after the other */
+    unsigned long long count;
+    int gpu;
+    int gi;
+    enum value_id value;          /* of a reset */
+    unsigned long long type;      /* of an event */
+    unsigned long long data;      /* of an event: the XID */
+    char text[TEXT_SIZE];         /* of a reload: the new driver version, or "" */
+};
+
 extern const char *const value_names[VALUE_COUNT];
 extern const enum value_kind value_kinds[VALUE_COUNT];
 
-/* script.c: returns false after a message on stderr. */
+/* script.c, script_identity.c: false after a message on stderr. */
 bool script_load(struct script *script, const char *path);
 void script_free(struct script *script);
 int value_by_name(const char *name);
+bool parse_identity(struct gpu *gpu, const char *key, char *rest);
+bool layout_add(struct layout *layout, char *words); /* "enabled", or "GI_ID PROFILE UUID" */
+unsigned architecture_of(const struct gpu *gpu);
+bool parse_who(const char *word, int *gpu, int *gi); /* "3", "3:1", "*", "system" */
+void copy_text(char *target, size_t size, const char *source);
+#define EVERY_GPU (-1)
 
 /* timeline.c: false where the script never gives the value. */
-bool timeline_value(const struct script *script, const struct gpu *gpu, enum value_id id, double elapsed, double *value);
-const char *timeline_processes(const struct script *script, const struct gpu *gpu, double elapsed);
+bool timeline_value(const struct script *script, const struct unit *unit, enum value_id id, double elapsed,
+                    double *value);
+const char *timeline_processes(const struct script *script, const struct unit *unit, double elapsed);
 
-/* control.c: faults from the control file, read again when the file changes. Call with the lock held. */
-void control_refresh(const char *path);
-nvmlReturn_t control_fault(int gpu, const char *call);
-double control_hang(int gpu, const char *call);
-bool control_override(int gpu, enum value_id id, double *value);
+/* control.c, control_parse.c: faults from the control file, read again when the file changes. Call with the lock held. */
+bool control_refresh(const char *path); /* whether the file has changed */
+nvmlReturn_t control_fault(int gpu, int gi, const char *call);
+double control_hang(int gpu, int gi, const char *call);
+double control_latency(int gpu, int gi, const char *call, bool *burns);
+bool control_override(int gpu, int gi, enum value_id id, double *value);
+int control_wrap_bits(int gpu, int gi, enum value_id id); /* 0 for none */
 bool control_frozen_at(double *elapsed);
 bool control_vanished(int gpu);
+const struct layout *control_layout(int gpu); /* NULL: the script's */
+size_t control_happenings(const struct happening **happenings);
 
-/* state.c: one call on the system or on a GPU. Each refreshes the control file, blocks where a hang is set, and returns the
- * code that the call has to return, NVML_SUCCESS to go on. */
-nvmlReturn_t enter_system(const char *call);
-nvmlReturn_t enter_gpu(nvmlDevice_t handle, const char *call, int *gpu);
+/* state.c: the start of a call. The control file is read, hangs and delays are lived through; the result is the code that
+ * the call has to return, NVML_SUCCESS to go on. */
+nvmlReturn_t enter_system(void);
+nvmlReturn_t enter_device(nvmlDevice_t handle, struct target *target); /* a GPU or a MIG device */
+nvmlReturn_t enter_gpu(nvmlDevice_t handle, int *gpu);                 /* a GPU; NOT_SUPPORTED on a MIG device */
+nvmlReturn_t enter_target(int gpu, int gi);
+nvmlReturn_t enter_part(int gpu, int gi, const char *part); /* "field:83", "gpm:2" within a call */
+bool is_usable(void);                                       /* reads the control file */
+double gpm_clock_s(void);                                   /* seconds, or the script's moment while it stands still */
+unsigned long long last_happening(void);
+bool next_event(unsigned long long after, const unsigned long long types[MAX_GPUS],
+                const unsigned long long since[MAX_GPUS], struct happening *event, unsigned long long *number);
+
+/* values.c: values of a GPU or of a GPU instance on it, after what the control file sets. */
+nvmlReturn_t unit_value(int gpu, int gi, enum value_id id, double *value);
+nvmlReturn_t unit_value_before(int gpu, int gi, enum value_id id, double age_s, double *value);
 nvmlReturn_t gpu_value(int gpu, enum value_id id, double *value);
-nvmlReturn_t gpu_fault(int gpu, const char *call);
+void start_counter_again(int gpu, int gi, enum value_id id); /* with the lock held */
+void copy_processes(int gpu, int gi, char *text, size_t size); /* "-" where they are not supported */
+void copy_layout(int gpu, struct layout *layout);
+bool is_mig_enabled(int gpu);
 const struct gpu *gpu_identity(int gpu);
-void copy_processes(int gpu, char *text, size_t size);
-const char *driver_version(void);
+void copy_driver_version(char *text, size_t size);
+bool driver_is_at_least(int major, int minor);
+uint64_t share_of_link(double sum, unsigned link, unsigned links);
+
+/* handles.c */
+nvmlDevice_t gpu_handle(int gpu);
+nvmlDevice_t mig_handle(int gpu, const struct instance *instance);
+nvmlReturn_t find_target(nvmlDevice_t handle, struct target *target); /* with the lock held */
 unsigned visible_count(void);
 nvmlReturn_t handle_by_index(unsigned index, nvmlDevice_t *handle);
 nvmlReturn_t handle_by_uuid(const char *uuid, nvmlDevice_t *handle);
+nvmlReturn_t handle_by_bus_id(const char *bus_id, nvmlDevice_t *handle);
 nvmlReturn_t visible_index(int gpu, unsigned *index);
+
+/* What state.c, values.c and handles.c share, under the lock. */
+struct state {
+    struct script script;
+    unsigned generation; /* a handle of an earlier nvmlInit is no longer valid */
+    int visible[MAX_GPUS];
+    unsigned visible_size;
+    double bases[MAX_GPUS][MAX_GI + 1][VALUE_COUNT]; /* what a counter had when it started again */
+    char reloaded_version[TEXT_SIZE];                /* of a driver that came by a reload, or "" */
+};
+extern struct state state;
+void state_lock(void);
+void state_unlock(void);
+double elapsed_s(void);
+const struct layout *layout_of(int gpu);
+
+/* call_log.c */
+struct call {
+    const char *symbol;
+    int gpu; /* SYSTEM until the handle is known */
+    int gi;
+    double began_s;
+    char detail[240];
+};
+extern _Thread_local struct call current_call;
+void call_begin(const char *symbol);
+nvmlReturn_t call_end(nvmlReturn_t code);
+void call_detail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* Values as the C types of the interface; too large goes to the type's maximum, as the driver's "not available" does. */
 uint64_t to_u64(double value);

@@ -1,9 +1,10 @@
 /* Reads the script. One statement a line, words parted by spaces:
  *
  *     driver VERSION                  speed FACTOR              end hold|loop
- *     gpu N uuid|name|pci_bus_id|minor|nvlink_links|pcie_counter_bits VALUE...
+ *     gpu N KEY VALUE...              identity of GPU N, keys in script_identity.c
  *     @ SECONDS                       what follows holds from this moment on
- *     N NAME=VALUE ...                values of GPU N, names from emulator.h; processes=PID:BYTES,PID:BYTES
+ *     N NAME=VALUE ...                values of GPU N, names from values.h; processes=PID:BYTES,PID:BYTES
+ *     N:GI NAME=VALUE ...             values of the GPU instance GI on it
  *
  * A line that begins with # is a comment. */
 #include <errno.h>
@@ -21,6 +22,12 @@ const enum value_kind value_kinds[VALUE_COUNT] = {VALUES(VALUE_KIND)};
 #undef VALUE_KIND
 
 int value_by_name(const char *name) {
+#define VALUE_ALIAS(id, alias)                                                                                         \
+    if (strcmp(alias, name) == 0) {                                                                                    \
+        return VALUE_##id;                                                                                             \
+    }
+    VALUE_ALIASES(VALUE_ALIAS)
+#undef VALUE_ALIAS
     for (int id = 0; id < VALUE_COUNT; id++) {
         if (strcmp(value_names[id], name) == 0) {
             return id;
@@ -29,7 +36,7 @@ int value_by_name(const char *name) {
     return -1;
 }
 
-static void copy_text(char *target, size_t size, const char *source) {
+void copy_text(char *target, size_t size, const char *source) {
     snprintf(target, size, "%s", source);
 }
 
@@ -47,23 +54,45 @@ static void add_point(struct series *series, double time, double value) {
     series->size++;
 }
 
-static void add_processes(struct gpu *gpu, double time, const char *text) {
-    gpu->processes = realloc(gpu->processes, (gpu->process_points + 1) * sizeof(struct process_point));
-    if (gpu->processes == NULL) {
+static void add_processes(struct unit *unit, double time, const char *text) {
+    unit->processes = realloc(unit->processes, (unit->process_points + 1) * sizeof(struct process_point));
+    if (unit->processes == NULL) {
         abort();
     }
-    gpu->processes[gpu->process_points].time = time;
-    gpu->processes[gpu->process_points].text = strdup(text);
-    gpu->process_points++;
+    unit->processes[unit->process_points].time = time;
+    unit->processes[unit->process_points].text = strdup(text);
+    unit->process_points++;
 }
 
-static bool gpu_number(struct script *script, const char *word, struct gpu **gpu) {
+bool parse_who(const char *word, int *gpu, int *gi) {
     char *end;
+    *gi = WHOLE;
+    *gpu = strcmp(word, "*") == 0 ? EVERY_GPU : SYSTEM;
+    if (strcmp(word, "*") == 0 || strcmp(word, "system") == 0) {
+        return true;
+    }
     unsigned long number = strtoul(word, &end, 10);
-    if (*word == '\0' || *end != '\0' || number >= MAX_GPUS) {
+    if (end == word || number >= MAX_GPUS) {
         return false;
     }
-    if (number >= script->gpu_count) {
+    *gpu = (int)number;
+    if (*end == ':') {
+        const char *instance = end + 1;
+        number = strtoul(instance, &end, 10);
+        if (end == instance || number >= MAX_GI) {
+            return false;
+        }
+        *gi = (int)number;
+    }
+    return *end == '\0';
+}
+
+static bool gpu_number(struct script *script, const char *word, struct gpu **gpu, int *gi) {
+    int number;
+    if (!parse_who(word, &number, gi) || number < 0) {
+        return false;
+    }
+    if ((unsigned)number >= script->gpu_count) {
         script->gpu_count = (unsigned)number + 1;
     }
     *gpu = &script->gpus[number];
@@ -74,32 +103,20 @@ static bool parse_gpu(struct script *script, char *rest) {
     char *number = strtok_r(rest, " ", &rest);
     char *key = strtok_r(rest, " ", &rest);
     struct gpu *gpu;
-    if (number == NULL || key == NULL || rest == NULL || !gpu_number(script, number, &gpu)) {
+    int gi;
+    if (number == NULL || key == NULL || rest == NULL || !gpu_number(script, number, &gpu, &gi) || gi != WHOLE) {
         return false;
     }
-    if (strcmp(key, "uuid") == 0) {
-        copy_text(gpu->uuid, sizeof(gpu->uuid), rest);
-    } else if (strcmp(key, "name") == 0) {
-        copy_text(gpu->name, sizeof(gpu->name), rest);
-    } else if (strcmp(key, "pci_bus_id") == 0) {
-        copy_text(gpu->pci_bus_id, sizeof(gpu->pci_bus_id), rest);
-    } else if (strcmp(key, "minor") == 0) {
-        gpu->minor = (unsigned)strtoul(rest, NULL, 10);
-    } else if (strcmp(key, "nvlink_links") == 0) {
-        gpu->nvlink_links = (unsigned)strtoul(rest, NULL, 10);
-    } else if (strcmp(key, "pcie_counter_bits") == 0) {
-        gpu->pcie_counter_bits = (unsigned)strtoul(rest, NULL, 10);
-    } else {
-        return false;
-    }
-    return true;
+    return parse_identity(gpu, key, rest);
 }
 
 static bool parse_values(struct script *script, const char *first, char *rest, double time) {
     struct gpu *gpu;
-    if (!gpu_number(script, first, &gpu)) {
+    int gi;
+    if (!gpu_number(script, first, &gpu, &gi)) {
         return false;
     }
+    struct unit *unit = gi == WHOLE ? &gpu->whole : &gpu->instances[gi];
     for (char *word; (word = strtok_r(rest, " ", &rest)) != NULL;) {
         char *value = strchr(word, '=');
         if (value == NULL) {
@@ -107,7 +124,7 @@ static bool parse_values(struct script *script, const char *first, char *rest, d
         }
         *value++ = '\0';
         if (strcmp(word, "processes") == 0) {
-            add_processes(gpu, time, value);
+            add_processes(unit, time, value);
             continue;
         }
         int id = value_by_name(word);
@@ -116,7 +133,7 @@ static bool parse_values(struct script *script, const char *first, char *rest, d
         if (id < 0 || *value == '\0' || *end != '\0') {
             return false;
         }
-        add_point(&gpu->series[id], time, number);
+        add_point(&unit->series[id], time, number);
     }
     return true;
 }
@@ -163,6 +180,9 @@ static void set_defaults(struct script *script) {
         copy_text(gpu->name, sizeof(gpu->name), "NVIDIA H100 80GB HBM3");
         gpu->minor = number;
         gpu->nvlink_links = 18;
+        gpu->nvlink_version = 4;
+        gpu->brand = 14;          /* NVML_BRAND_NVIDIA */
+        gpu->event_types = 0x1f; /* ECC errors, P-state, XID, clock */
         gpu->pcie_counter_bits = 64;
     }
 }
@@ -190,17 +210,23 @@ bool script_load(struct script *script, const char *path) {
     return fine;
 }
 
+static void free_unit(struct unit *unit) {
+    for (int id = 0; id < VALUE_COUNT; id++) {
+        free(unit->series[id].times);
+        free(unit->series[id].values);
+    }
+    for (size_t point = 0; point < unit->process_points; point++) {
+        free(unit->processes[point].text);
+    }
+    free(unit->processes);
+}
+
 void script_free(struct script *script) {
     for (unsigned number = 0; number < MAX_GPUS; number++) {
-        struct gpu *gpu = &script->gpus[number];
-        for (int id = 0; id < VALUE_COUNT; id++) {
-            free(gpu->series[id].times);
-            free(gpu->series[id].values);
+        free_unit(&script->gpus[number].whole);
+        for (int gi = 0; gi < MAX_GI; gi++) {
+            free_unit(&script->gpus[number].instances[gi]);
         }
-        for (size_t point = 0; point < gpu->process_points; point++) {
-            free(gpu->processes[point].text);
-        }
-        free(gpu->processes);
     }
     memset(script, 0, sizeof(*script));
 }

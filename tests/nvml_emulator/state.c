@@ -1,56 +1,161 @@
-/* What the library remembers between calls: the script, who initialised it, which GPUs that client sees, and the time. */
+/* Life of the library: who initialised it, what time it is in the script, what happens at the start of each call. */
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "emulator.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct script script;
-static unsigned references;
-static unsigned generation; /* a handle of an earlier nvmlInit is no longer valid */
-static struct timespec started;
-static bool has_started;
-static int visible[MAX_GPUS];
-static unsigned visible_size;
+struct state state;
 
-static double seconds_since(const struct timespec *then) {
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned references;
+static bool is_stale;      /* the driver was loaded anew: nothing works until the next nvmlInit */
+static bool is_mismatched; /* and it is another version: nothing works in this process any more */
+static unsigned long long last_number;
+static struct timespec started;
+static char script_path[4096];
+static char control_path[4096];
+
+void state_lock(void) {
+    pthread_mutex_lock(&lock);
+}
+
+void state_unlock(void) {
+    pthread_mutex_unlock(&lock);
+}
+
+static double seconds_since(clockid_t clock, const struct timespec *then) {
     struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
+    clock_gettime(clock, &now);
     return (double)(now.tv_sec - then->tv_sec) + (double)(now.tv_nsec - then->tv_nsec) / 1e9;
 }
 
-static double elapsed_s(void) {
+double elapsed_s(void) {
     double elapsed;
-    return control_frozen_at(&elapsed) ? elapsed : seconds_since(&started) * script.speed;
+    return control_frozen_at(&elapsed) ? elapsed : seconds_since(CLOCK_MONOTONIC, &started) * state.script.speed;
+}
+
+double gpm_clock_s(void) {
+    double elapsed;
+    state_lock();
+    if (!control_frozen_at(&elapsed)) {
+        elapsed = seconds_since(CLOCK_MONOTONIC, &started);
+    }
+    state_unlock();
+    return elapsed;
+}
+
+/* Where the control file is another one, this is a new host: all that its file says has happened is past. */
+static void begin_host(void) {
+    is_stale = false;
+    is_mismatched = false;
+    last_number = 0;
+    memset(state.bases, 0, sizeof(state.bases));
+    state.reloaded_version[0] = '\0';
+}
+
+static void reload_driver(const char *version, bool is_past) {
+    if (version[0] != '\0') {
+        copy_text(state.reloaded_version, sizeof(state.reloaded_version), version);
+        is_mismatched = is_mismatched || !is_past;
+    }
+    if (is_past) {
+        return;
+    }
+    is_stale = references > 0;
+    for (int gpu = 0; gpu < (int)state.script.gpu_count; gpu++) {
+        for (int gi = WHOLE; gi < MAX_GI; gi++) {
+            for (int id = 0; id < VALUE_COUNT; id++) {
+                start_counter_again(gpu, gi, (enum value_id)id);
+            }
+        }
+    }
+}
+
+static void happen(const struct happening *happening, bool is_past) {
+    if (happening->kind == HAPPENED_RELOAD) {
+        reload_driver(happening->text, is_past);
+    } else if (happening->kind == HAPPENED_RESET && !is_past) {
+        for (int gpu = 0; gpu < (int)state.script.gpu_count; gpu++) {
+            if (happening->gpu == gpu || happening->gpu == EVERY_GPU) {
+                start_counter_again(gpu, happening->gi, happening->value);
+            }
+        }
+    }
+}
+
+static void refresh(void) {
+    const char *path = getenv("WARPWATCH_NVML_CONTROL");
+    path = path != NULL ? path : "";
+    bool is_new = strcmp(path, control_path) != 0;
+    if (is_new) {
+        copy_text(control_path, sizeof(control_path), path);
+        begin_host();
+    }
+    if (!control_refresh(path) && !is_new) {
+        return;
+    }
+    const struct happening *happenings;
+    size_t count = control_happenings(&happenings);
+    unsigned long long before = last_number;
+    for (size_t index = 0; index < count; index++) {
+        unsigned long long last = happenings[index].first + happenings[index].count - 1;
+        if (happenings[index].first > before) {
+            happen(&happenings[index], is_new);
+        }
+        last_number = last > last_number ? last : last_number;
+    }
 }
 
 static bool script_hangs(int gpu) {
     double value;
-    return gpu >= 0 && timeline_value(&script, &script.gpus[gpu], VALUE_HANG, elapsed_s(), &value) && value != 0;
+    return gpu >= 0 &&
+           timeline_value(&state.script, &state.script.gpus[gpu].whole, VALUE_HANG, elapsed_s(), &value) && value != 0;
 }
 
 /* Blocks while a hang is set for the call. Called with the lock held, sleeps without it. */
-static void hang(int gpu, const char *call) {
+static void hang(int gpu, int gi, const char *call) {
     struct timespec since;
     clock_gettime(CLOCK_MONOTONIC, &since);
-    while (seconds_since(&since) < control_hang(gpu, call) || script_hangs(gpu)) {
-        pthread_mutex_unlock(&lock);
+    while (seconds_since(CLOCK_MONOTONIC, &since) < control_hang(gpu, gi, call) || script_hangs(gpu)) {
+        state_unlock();
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-        pthread_mutex_lock(&lock);
-        control_refresh(getenv("WARPWATCH_NVML_CONTROL"));
+        state_lock();
+        refresh();
     }
 }
 
-static nvmlReturn_t enter(int gpu, const char *call) {
-    control_refresh(getenv("WARPWATCH_NVML_CONTROL"));
-    hang(gpu, call);
-    nvmlReturn_t code = control_fault(gpu, call);
+/* Takes the time that a slow call takes. Called with the lock held, spends it without. */
+static void delay(int gpu, int gi, const char *call) {
+    bool burns;
+    double seconds = control_latency(gpu, gi, call, &burns);
+    if (seconds <= 0) {
+        return;
+    }
+    state_unlock();
+    if (burns) {
+        struct timespec since;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &since);
+        while (seconds_since(CLOCK_THREAD_CPUTIME_ID, &since) < seconds) {
+        }
+    } else {
+        long long nanoseconds = (long long)(seconds * 1e9);
+        nanosleep(&(struct timespec){.tv_sec = nanoseconds / 1000000000, .tv_nsec = nanoseconds % 1000000000}, NULL);
+    }
+    state_lock();
+}
+
+static nvmlReturn_t enter(int gpu, int gi) {
+    const char *call = current_call.symbol;
+    current_call.gpu = gpu;
+    current_call.gi = gi;
+    hang(gpu, gi, call);
+    delay(gpu, gi, call);
+    nvmlReturn_t code = control_fault(gpu, gi, call);
     double status;
     if (code == NVML_SUCCESS && gpu >= 0 &&
-        timeline_value(&script, &script.gpus[gpu], VALUE_STATUS, elapsed_s(), &status)) {
+        timeline_value(&state.script, &state.script.gpus[gpu].whole, VALUE_STATUS, elapsed_s(), &status)) {
         code = (nvmlReturn_t)status;
     }
     return code;
@@ -58,158 +163,135 @@ static nvmlReturn_t enter(int gpu, const char *call) {
 
 static nvmlReturn_t load(void) {
     const char *path = getenv("WARPWATCH_NVML_SCRIPT");
-    script_free(&script);
-    if (path == NULL || !script_load(&script, path)) {
+    script_free(&state.script);
+    if (path == NULL || !script_load(&state.script, path)) {
         return NVML_ERROR_DRIVER_NOT_LOADED;
     }
-    if (!has_started) {
+    if (strcmp(path, script_path) != 0) {
+        copy_text(script_path, sizeof(script_path), path);
         clock_gettime(CLOCK_MONOTONIC, &started);
-        has_started = true;
     }
+    state.generation++;
+    state.visible_size = 0;
+    for (unsigned gpu = 0; gpu < state.script.gpu_count; gpu++) {
+        if (!control_vanished((int)gpu)) {
+            state.visible[state.visible_size++] = (int)gpu;
+        }
+    }
+    is_stale = false;
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlInitWithFlags(unsigned int flags) {
-    (void)flags;
-    pthread_mutex_lock(&lock);
-    nvmlReturn_t code = enter(-1, "nvmlInit");
-    if (code == NVML_SUCCESS && references == 0) {
+static nvmlReturn_t initialise(void) {
+    state_lock();
+    refresh();
+    nvmlReturn_t code = enter(SYSTEM, WHOLE);
+    if (code == NVML_SUCCESS && is_mismatched) {
+        code = NVML_ERROR_LIB_RM_VERSION_MISMATCH;
+    }
+    if (code == NVML_SUCCESS && (references == 0 || is_stale)) {
         code = load();
-        if (code == NVML_SUCCESS) {
-            generation++;
-            visible_size = 0;
-            for (unsigned gpu = 0; gpu < script.gpu_count; gpu++) {
-                if (!control_vanished((int)gpu)) {
-                    visible[visible_size++] = (int)gpu;
-                }
-            }
-        }
     }
     references += code == NVML_SUCCESS;
-    pthread_mutex_unlock(&lock);
+    state_unlock();
     return code;
 }
 
-nvmlReturn_t nvmlInit_v2(void) {
-    return nvmlInitWithFlags(0);
+API(nvmlInitWithFlags)(unsigned int flags) {
+    (void)flags;
+    return initialise();
 }
 
-nvmlReturn_t nvmlShutdown(void) {
-    pthread_mutex_lock(&lock);
-    nvmlReturn_t code = references > 0 ? enter(-1, "nvmlShutdown") : NVML_ERROR_UNINITIALIZED;
-    references -= code == NVML_SUCCESS;
-    pthread_mutex_unlock(&lock);
+API(nvmlInit_v2)(void) {
+    return initialise();
+}
+
+API(nvmlInit)(void) {
+    return initialise();
+}
+
+API(nvmlShutdown)(void) {
+    state_lock();
+    refresh();
+    nvmlReturn_t code = references > 0 ? enter(SYSTEM, WHOLE) : NVML_ERROR_UNINITIALIZED;
+    references -= code == NVML_SUCCESS && references > 0;
+    state_unlock();
     return code;
 }
 
-nvmlReturn_t enter_system(const char *call) {
-    pthread_mutex_lock(&lock);
-    nvmlReturn_t code = references > 0 ? enter(-1, call) : NVML_ERROR_UNINITIALIZED;
-    pthread_mutex_unlock(&lock);
+bool is_usable(void) {
+    state_lock();
+    refresh();
+    bool is_fine = references > 0 && !is_stale;
+    state_unlock();
+    return is_fine;
+}
+
+nvmlReturn_t enter_target(int gpu, int gi) {
+    state_lock();
+    refresh();
+    nvmlReturn_t code = references > 0 && !is_stale ? enter(gpu, gi) : NVML_ERROR_UNINITIALIZED;
+    state_unlock();
     return code;
 }
 
-/* A handle holds the generation and the number of the GPU; it is never followed as a pointer. */
-static nvmlDevice_t make_handle(int gpu) {
-    return (nvmlDevice_t)(uintptr_t)((uintptr_t)generation << 8 | ((uintptr_t)gpu + 1));
+nvmlReturn_t enter_system(void) {
+    return enter_target(SYSTEM, WHOLE);
 }
 
-nvmlReturn_t enter_gpu(nvmlDevice_t handle, const char *call, int *gpu) {
-    uintptr_t bits = (uintptr_t)handle;
-    nvmlReturn_t code;
-    pthread_mutex_lock(&lock);
-    *gpu = (int)(bits & 0xff) - 1;
-    if (references == 0) {
-        code = NVML_ERROR_UNINITIALIZED;
-    } else if (bits >> 8 != generation || *gpu < 0 || *gpu >= (int)script.gpu_count) {
-        code = NVML_ERROR_INVALID_ARGUMENT;
-    } else {
-        code = enter(*gpu, call);
+nvmlReturn_t enter_device(nvmlDevice_t handle, struct target *target) {
+    state_lock();
+    refresh();
+    nvmlReturn_t code = NVML_ERROR_UNINITIALIZED;
+    if (references > 0 && !is_stale) {
+        code = find_target(handle, target);
+        code = code == NVML_SUCCESS ? enter(target->gpu, target->gi) : code;
     }
-    pthread_mutex_unlock(&lock);
+    state_unlock();
     return code;
 }
 
-nvmlReturn_t gpu_fault(int gpu, const char *call) {
-    pthread_mutex_lock(&lock);
-    nvmlReturn_t code = control_fault(gpu, call);
-    pthread_mutex_unlock(&lock);
+nvmlReturn_t enter_gpu(nvmlDevice_t handle, int *gpu) {
+    struct target target = {.gpu = 0, .gi = WHOLE};
+    nvmlReturn_t code = enter_device(handle, &target);
+    *gpu = target.gpu;
+    return code == NVML_SUCCESS && target.gi != WHOLE ? NVML_ERROR_NOT_SUPPORTED : code;
+}
+
+nvmlReturn_t enter_part(int gpu, int gi, const char *part) {
+    state_lock();
+    hang(gpu, gi, part);
+    delay(gpu, gi, part);
+    nvmlReturn_t code = control_fault(gpu, gi, part);
+    state_unlock();
     return code;
 }
 
-nvmlReturn_t gpu_value(int gpu, enum value_id id, double *value) {
-    pthread_mutex_lock(&lock);
-    bool is_known = control_override(gpu, id, value) ||
-                    timeline_value(&script, &script.gpus[gpu], id, elapsed_s(), value);
-    pthread_mutex_unlock(&lock);
-    return is_known ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+unsigned long long last_happening(void) {
+    state_lock();
+    refresh();
+    unsigned long long number = last_number;
+    state_unlock();
+    return number;
 }
 
-void copy_processes(int gpu, char *text, size_t size) {
-    pthread_mutex_lock(&lock);
-    const char *processes = timeline_processes(&script, &script.gpus[gpu], elapsed_s());
-    snprintf(text, size, "%s", processes != NULL ? processes : "-");
-    pthread_mutex_unlock(&lock);
-}
-
-const struct gpu *gpu_identity(int gpu) {
-    return &script.gpus[gpu];
-}
-
-const char *driver_version(void) {
-    return script.driver_version;
-}
-
-/* The driver counts its GPUs when it is initialised and answers with that, but a control file may take one away at once. */
-unsigned visible_count(void) {
-    pthread_mutex_lock(&lock);
-    unsigned count = 0;
-    for (unsigned index = 0; index < visible_size; index++) {
-        count += !control_vanished(visible[index]);
-    }
-    pthread_mutex_unlock(&lock);
-    return count;
-}
-
-nvmlReturn_t handle_by_index(unsigned index, nvmlDevice_t *handle) {
-    if (index >= visible_size) {
-        return NVML_ERROR_INVALID_ARGUMENT;
-    }
-    *handle = make_handle(visible[index]);
-    int gpu;
-    return enter_gpu(*handle, "nvmlDeviceGetHandleByIndex_v2", &gpu);
-}
-
-nvmlReturn_t handle_by_uuid(const char *uuid, nvmlDevice_t *handle) {
-    for (unsigned index = 0; index < visible_size; index++) {
-        if (strcmp(script.gpus[visible[index]].uuid, uuid) == 0) {
-            *handle = make_handle(visible[index]);
-            int gpu;
-            return enter_gpu(*handle, "nvmlDeviceGetHandleByUUID", &gpu);
+bool next_event(unsigned long long after, const unsigned long long types[MAX_GPUS],
+                const unsigned long long since[MAX_GPUS], struct happening *event, unsigned long long *number) {
+    bool is_found = false;
+    state_lock();
+    refresh();
+    const struct happening *happenings;
+    size_t count = control_happenings(&happenings);
+    for (size_t index = 0; index < count && !is_found; index++) {
+        const struct happening *candidate = &happenings[index];
+        if (candidate->kind != HAPPENED_EVENT || candidate->gpu < 0 || (types[candidate->gpu] & candidate->type) == 0) {
+            continue;
         }
+        unsigned long long later = after > since[candidate->gpu] ? after : since[candidate->gpu];
+        *number = candidate->first > later ? candidate->first : later + 1;
+        is_found = *number < candidate->first + candidate->count;
+        *event = *candidate;
     }
-    return NVML_ERROR_NOT_FOUND;
-}
-
-nvmlReturn_t visible_index(int gpu, unsigned *index) {
-    for (*index = 0; *index < visible_size; (*index)++) {
-        if (visible[*index] == gpu) {
-            return NVML_SUCCESS;
-        }
-    }
-    return NVML_ERROR_NOT_FOUND;
-}
-
-uint64_t to_u64(double value) {
-    if (value < 0) {
-        return (uint64_t)(int64_t)value;
-    }
-    return value >= 18446744073709551615.0 ? UINT64_MAX : (uint64_t)value;
-}
-
-uint32_t to_u32(double value) {
-    if (value < 0) {
-        return (uint32_t)(int32_t)value;
-    }
-    return value >= 4294967295.0 ? UINT32_MAX : (uint32_t)value;
+    state_unlock();
+    return is_found;
 }

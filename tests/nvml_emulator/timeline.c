@@ -1,4 +1,5 @@
-/* What a value is at a moment: gauges hold from point to point, counters count on a straight line and go on at the end. */
+/* What a value is at a moment: gauges hold from point to point, counters count on a straight
+ * line and go on at the end, steps hold but never start again. */
 #include <math.h>
 
 #include "emulator.h"
@@ -44,30 +45,35 @@ static double script_time(const struct script *script, double elapsed, double *r
     return elapsed - *rounds * script->length_s;
 }
 
-bool timeline_value(const struct script *script, const struct gpu *gpu, enum value_id id, double elapsed,
+static double counted_at(const struct series *series, enum value_kind kind, double time) {
+    return kind == COUNTER ? counter_at(series, time) : series->values[point_before(series, time)];
+}
+
+bool timeline_value(const struct script *script, const struct unit *unit, enum value_id id, double elapsed,
                     double *value) {
-    const struct series *series = &gpu->series[id];
+    const struct series *series = &unit->series[id];
+    enum value_kind kind = value_kinds[id];
     if (series->size == 0) {
         return false;
     }
     double rounds;
     double time = script_time(script, elapsed, &rounds);
-    if (value_kinds[id] == GAUGE) {
+    if (kind == GAUGE) {
         *value = series->values[point_before(series, time)];
         return true;
     }
-    double round_gain = counter_at(series, script->length_s) - series->values[0];
-    *value = floor(counter_at(series, time) + rounds * round_gain);
+    double round_gain = counted_at(series, kind, script->length_s) - series->values[0];
+    *value = floor(counted_at(series, kind, time) + rounds * round_gain);
     return true;
 }
 
-const char *timeline_processes(const struct script *script, const struct gpu *gpu, double elapsed) {
+const char *timeline_processes(const struct script *script, const struct unit *unit, double elapsed) {
     double rounds;
     double time = script_time(script, elapsed, &rounds);
     const char *text = NULL;
-    for (size_t point = 0; point < gpu->process_points; point++) {
-        if (text == NULL || gpu->processes[point].time <= time) {
-            text = gpu->processes[point].text;
+    for (size_t point = 0; point < unit->process_points; point++) {
+        if (text == NULL || unit->processes[point].time <= time) {
+            text = unit->processes[point].text;
         }
     }
     return text;
