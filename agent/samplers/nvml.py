@@ -352,7 +352,15 @@ class NvmlSampler:
         if slot.device is None or slot.gpu is None:
             version = None if self._driver.current is None else self._driver.current.version
             fast_most_s = self._config.fast_most_s if self._config.fast_hertz > 0 else 0.0
-            slot.worker.submit(partial(NvmlDevice, slot.index, version, fast_most_s=fast_most_s))
+            slot.worker.submit(
+                partial(
+                    NvmlDevice,
+                    slot.index,
+                    version,
+                    fast_most_s=fast_most_s,
+                    mig_period_s=self._config.mig_period_s,
+                )
+            )
             return
         gpu = slot.gpu
         slow = gpu.slow.take(now, self._config.slow_period_s, self._tolerance_s)

@@ -24,6 +24,7 @@ INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
 DRIVER_NOT_LOADED: Final = 9
+NOT_FOUND: Final = 6
 TIMEOUT: Final = 10
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13
@@ -44,7 +45,7 @@ _REASONS: Final = {
     INVALID_ARGUMENT: "invalid_argument",
     NOT_SUPPORTED: "not_supported",
     NO_PERMISSION: "no_permission",
-    6: "not_found",
+    NOT_FOUND: "not_found",
     7: "insufficient_size",
     DRIVER_NOT_LOADED: "driver_not_loaded",
     TIMEOUT: "timeout",

@@ -55,6 +55,13 @@ class Calls:
         """Ask no more for this."""
         self._not_offered.add(label)
 
+    def offer_again(self, *names: str) -> None:
+        """Ask again for these, for the GPU has changed its mode."""
+        for name in names:
+            self._not_offered = {
+                label for label in self._not_offered if label != name and label[: len(name) + 1] != f"{name}/"
+            }
+
     def read(self, name: str, *functions: Callable[[nvml.DeviceHandle], T]) -> T | None:
         """Return what the first function answers; the others are older calls for drivers without it."""
         if name in self._not_offered:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from agent.clock import Instant, stopwatch
-from agent.records import GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Record
+from agent.records import GpuKey, GpuLimits, GpuSample, GpuSlowSample, GpuState, Record
 from agent.samplers import nvml_binding as nvml
 from agent.samplers import nvml_fields as ids
 from agent.samplers.nvml_calls import MAX_COUNTER, NOT_OFFERED, Calls, TickOverError, value_of
@@ -23,7 +23,9 @@ from agent.samplers.nvml_gpm import Gpm, Load
 from agent.samplers.nvml_guards import Guards
 from agent.samplers.nvml_health import MAX_MEGAHERTZ, MAX_MILLIWATTS, event_seconds, read_health, read_limits
 from agent.samplers.nvml_links import Links
+from agent.samplers.nvml_mig import MigInstances
 from agent.samplers.nvml_plausible import PowerGuard
+from agent.samplers.nvml_readings import read_memory, read_processes
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons. 0x2 (application clocks) and 0x100 (display) are no words of ours.
 EVENT_REASON_BITS: Final = (
@@ -36,8 +38,6 @@ EVENT_REASON_BITS: Final = (
     (0x80, "hw_power_brake"),
 )
 _CELSIUS: Final = (-60, 250)
-_MAX_MEMORY_BYTES: Final = 1 << 50
-_MAX_PID: Final = 1 << 22  # PID_MAX_LIMIT of a 64-bit kernel
 #: A reading this many times the power limit is no power; excursions of milliseconds stay below twice.
 _MOST_LIMITS: Final = 3
 #: A GPU that answered nothing but errors in so many ticks is lost, or hung where they are timeouts.
@@ -71,10 +71,13 @@ class Reading:
 class NvmlDevice:
     """The calls on one handle. Used by one thread at a time, but for `close`."""
 
-    def __init__(self, index: int, driver_version: str | None = None, *, fast_most_s: float = 0.0) -> None:
+    def __init__(
+        self, index: int, driver_version: str | None = None, *, fast_most_s: float = 0.0, mig_period_s: float = 10.0
+    ) -> None:
         """Attach the GPU at this position of the enumeration; raises NvmlError where it does not answer.
 
-        `fast_most_s` is how long a reading of instant power may take; at 0 it is not tried.
+        `fast_most_s` is how long a reading of instant power may take, at 0 it is not tried; `mig_period_s` the distance
+        of looks at the MIG instances.
         """
         begin = stopwatch()
         handle = nvml.device_handle(index)
@@ -96,6 +99,7 @@ class NvmlDevice:
         self._power = PowerGuard()
         self._links = Links(self._calls)
         self._gpm = Gpm(self._calls)
+        self._mig = MigInstances(self._calls, mig_period_s)
         self._closing = threading.Lock()  # held while the tick runs
         self._is_closed = False
         try:
@@ -127,6 +131,7 @@ class NvmlDevice:
 
     def _free(self) -> None:
         self._gpm.close()
+        self._mig.close()
 
     def read(self, key: GpuKey, now: Instant, *, slow: bool, limits: bool) -> Reading:
         """Return the records of this tick: state and core sample, and limits and slow sample where asked for."""
@@ -142,11 +147,14 @@ class NvmlDevice:
         try:
             if limits:
                 records.append(self._limits(key, now))
-            records.append(self._core(key, now))
+            is_divided = self._mig.look(now)
+            records.append(self._core(key, now, is_divided=is_divided))
             if slow:
-                records.append(self._slow(key, now))
+                records.append(self._slow(key, now, is_divided=is_divided))
                 health = read_health(self._calls, self._links, self._guards, key, now)
                 records += [] if health is None else [health]
+            if is_divided:
+                records += self._mig.read(key, now, slow=slow, infos=limits)
         except TickOverError:
             pass
         state = self._state()
@@ -185,10 +193,13 @@ class NvmlDevice:
         self._limit_watts = limits.power_limit_watts or self._limit_watts
         return limits
 
-    def _core(self, key: GpuKey, now: Instant) -> GpuSample:
+    def _core(self, key: GpuKey, now: Instant, *, is_divided: bool) -> GpuSample:
+        """Return the core sample; of a GPU in MIG mode without what its instances have."""
         calls = self._calls
-        busy, memory_busy = calls.read("utilization", nvml.utilization) or (None, None)
-        memory = read_memory(calls)
+        busy, memory_busy, memory = None, None, None
+        if not is_divided:
+            busy, memory_busy = calls.read("utilization", nvml.utilization) or (None, None)
+            memory = read_memory(calls)
         power = self._watts(now)
         sm_clock = calls.read("sm_clock", lambda handle: nvml.clock_megahertz(handle, nvml.CLOCK_SM))
         memory_clock = calls.read("memory_clock", lambda handle: nvml.clock_megahertz(handle, nvml.CLOCK_MEMORY))
@@ -196,7 +207,9 @@ class NvmlDevice:
         transmitted, received = self._links.transmitted_and_received()
         utilization = calls.percent(busy)
         load = Load(utilization_ratio=utilization, power_watts=power, power_limit_watts=self._limit_watts)
-        gpm = self._gpm.read(now.monotonic_s, load, with_nvlink=not self._links.counts_bytes)
+        gpm: dict[str, float] = {}
+        if not is_divided:
+            gpm = self._gpm.read(now.monotonic_s, load, with_nvlink=not self._links.counts_bytes)
         return GpuSample(
             monotonic_s=now.monotonic_s,
             wall_s=now.wall_s,
@@ -214,7 +227,7 @@ class NvmlDevice:
             **gpm,
         )
 
-    def _slow(self, key: GpuKey, now: Instant) -> GpuSlowSample:
+    def _slow(self, key: GpuKey, now: Instant, *, is_divided: bool) -> GpuSlowSample:
         calls = self._calls
         temperature = calls.read("temperature", nvml.temperature_celsius, nvml.temperature_celsius_old)
         energy = self._joules(now)
@@ -232,7 +245,7 @@ class NvmlDevice:
             memory_temperature_celsius=calls.scaled(value_of(fields.get(ids.MEMORY_TEMPERATURE)), 1.0, *_CELSIUS),
             pcie_transmit_bytes_total=self._pcie_bytes("pcie_transmit_bytes_total", fields.get(ids.PCIE_TRANSMIT), now),
             pcie_receive_bytes_total=self._pcie_bytes("pcie_receive_bytes_total", fields.get(ids.PCIE_RECEIVE), now),
-            processes=read_processes(calls),
+            processes=None if is_divided else read_processes(calls),
             clock_event_seconds_total={reason: value for reason, value in seconds.items() if value is not None},
         )
 
@@ -263,23 +276,3 @@ class NvmlDevice:
             self._calls.reject()
             return None
         return tuple(word for bit, word in EVENT_REASON_BITS if bits & bit)
-
-
-def read_memory(calls: Calls) -> nvml.MemoryReading | None:
-    """Return the memory of a GPU or instance where it can be believed."""
-    memory = calls.read("memory", nvml.memory, nvml.memory_v1)
-    if memory is not None and not 0 <= memory.used <= memory.total < _MAX_MEMORY_BYTES:
-        calls.reject()
-        return None
-    return memory
-
-
-def read_processes(calls: Calls) -> tuple[GpuProcess, ...] | None:
-    """Return the compute processes of a GPU or instance; those with an impossible PID are left out and counted."""
-    readings = calls.read("processes", nvml.processes, nvml.processes_v2)
-    if readings is None:
-        return None
-    plausible = [process for process in readings if 0 < process.pid <= _MAX_PID]
-    if len(plausible) < len(readings):
-        calls.reject()
-    return tuple(GpuProcess(process.pid, process.used) for process in plausible)

@@ -33,6 +33,7 @@ PCIE_RECEIVE: Final = (198, 0)
 #: NVLink 5 counts bytes per link in fields of its own; the scope is the link.
 NVLINK5_TRANSMIT: Final = 202
 NVLINK5_RECEIVE: Final = 204
+NVLINK5_RECEIVE_ERRORS: Final = 208
 NVLINK5_RECOVERIES: Final = 215
 RECOVERY_ACTION: Final = (230, 0)
 

@@ -24,6 +24,8 @@ _TOTALS: Final = {
     "replay": (ids.NVLINK_REPLAY_ERRORS,),
     "recovery": (ids.NVLINK_RECOVERY_ERRORS,),
 }
+#: NVLink 5 counts no replays by a field.
+_NVLINK5_ERRORS: Final = {"crc": ids.NVLINK5_RECEIVE_ERRORS, "recovery": ids.NVLINK5_RECOVERIES}
 
 
 class Links:
@@ -66,9 +68,8 @@ class Links:
         if offered:
             values = [self._calls.count(value_of(found.get(field))) for field in offered]
             return None if None in values else sum(value for value in values if value is not None)
-        if kind == "recovery" and (newer := self._sum(self._each(ids.NVLINK5_RECOVERIES))) is not None:
-            return self._calls.count(newer)
-        return self._errors_by_link(kind)
+        newer = self._sum(self._each(_NVLINK5_ERRORS[kind])) if kind in _NVLINK5_ERRORS else None
+        return self._calls.count(newer) if newer is not None else self._errors_by_link(kind)
 
     def _errors_by_link(self, kind: str) -> int | None:
         total: int | None = None

@@ -63,6 +63,7 @@ def test_the_new_table_is_that_of_the_installed_binding():
         (ids.PCIE_RECEIVE, "PCIE_COUNT_RX_BYTES"),
         ((ids.NVLINK5_TRANSMIT, 0), "NVLINK_COUNT_XMIT_BYTES"),
         ((ids.NVLINK5_RECEIVE, 0), "NVLINK_COUNT_RCV_BYTES"),
+        ((ids.NVLINK5_RECEIVE_ERRORS, 0), "NVLINK_COUNT_RCV_ERRORS"),
         ((ids.NVLINK5_RECOVERIES, 0), "NVLINK_COUNT_LINK_RECOVERY_EVENTS"),
         (ids.RECOVERY_ACTION, "GET_GPU_RECOVERY_ACTION"),
     ],
