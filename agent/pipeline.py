@@ -100,7 +100,7 @@ class Pipeline:
         self._decisions: dict[GpuKey, Decision] = {}
         self._assessments: tuple[Assessment, ...] = ()
         self._devices = DeviceLimit()
-        self._xids = xids
+        self._xid_actions = {row.code: row.action for row in xids.rows()}
 
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
@@ -161,7 +161,7 @@ class Pipeline:
             disks=self._devices.choose(DiskSample, self._fresh(now, DiskSample)),
             assessments=self._assessments,
             finding_totals=self.findings.totals,
-            xid_actions=self._xid_actions(),
+            xid_actions=self._xid_actions,
             samplers=tuple(self._with_devices(status) for status in samplers),
             gpus_expected=gpus_expected,
             gpus_visible=gpus_visible,
@@ -170,11 +170,6 @@ class Pipeline:
             ready=any(status.success for status in samplers) if samplers else bool(self._latest),
             demo_notice=self._demo_notice,
         )
-
-    def _xid_actions(self) -> dict[int, str]:
-        seen = (record.totals for record in self._latest.values() if isinstance(record, GpuXids))
-        codes = {code for totals in seen for code, count in totals.items() if count}
-        return {code: self._xids[code].action for code in sorted(codes)}
 
     def _view(self, now: Instant, key: GpuKey) -> GpuView:
         sample = self._get(now, GpuSample, key)

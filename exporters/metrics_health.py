@@ -67,8 +67,8 @@ def exported_xids(xids: GpuXids | None) -> tuple[int, ...]:
     """Return the codes of one GPU that have series, by number: what occurred first of all, then codes at 0."""
     if xids is None:
         return ()
-    seen = [code for code, count in xids.totals.items() if count][: XID_SERIES // 2]
-    quiet = [code for code, count in xids.totals.items() if not count][: XID_SERIES - 2 * len(seen)]
+    seen = [code for code in xids.totals if _has_occurred(xids, code)][: XID_SERIES // 2]
+    quiet = [code for code in xids.totals if not _has_occurred(xids, code)][: XID_SERIES - 2 * len(seen)]
     return tuple(sorted((*seen, *quiet)))
 
 
@@ -80,7 +80,12 @@ def _xid_times(view: GpuView) -> list[tuple[str, Number]]:
     if view.xids is None:
         return []
     times = view.xids.last_wall_s
-    return [(str(code), times.get(code)) for code in exported_xids(view.xids) if view.xids.totals[code]]
+    return [(str(code), times.get(code)) for code in exported_xids(view.xids) if _has_occurred(view.xids, code)]
+
+
+def _has_occurred(xids: GpuXids, code: int) -> bool:
+    """Return whether an event is known, also one from before the agent started, which has a time and no count."""
+    return bool(xids.totals[code]) or code in xids.last_wall_s
 
 
 def _xid_info(snapshot: NodeSnapshot) -> Series:
@@ -89,7 +94,7 @@ def _xid_info(snapshot: NodeSnapshot) -> Series:
         for view in snapshot.gpus
         if view.xids is not None
         for code in exported_xids(view.xids)
-        if view.xids.totals[code]
+        if _has_occurred(view.xids, code)
     }
     for code in sorted(seen)[:XID_INFO_SERIES]:
         yield (str(code), snapshot.xid_actions.get(code, "look")), 1
