@@ -1,4 +1,5 @@
-/* The call log: a line for each call into the library, where WARPWATCH_NVML_CALLS names a file. Words parted by spaces:
+/* The call log: a line for each call into the library, where WARPWATCH_NVML_CALLS names a file and the control
+ * file, if there is one, says "log". Words parted by spaces:
  *
  *     BEGAN GPU SYMBOL DURATION RETURN DETAIL
  *
@@ -56,7 +57,7 @@ static void open_log(const char *path) {
 
 nvmlReturn_t call_end(nvmlReturn_t code) {
     const char *path = getenv("WARPWATCH_NVML_CALLS");
-    if (path == NULL || *path == '\0' || current_call.began_s == 0) {
+    if (path == NULL || *path == '\0' || current_call.began_s == 0 || !control_logs()) {
         return code;
     }
     char line[512];

@@ -10,6 +10,7 @@
  *     mig GPU off|enabled             MIG mode of this GPU, in place of the script's, and its instances in their order
  *     mig GPU GI_ID PROFILE UUID
  *     at SECONDS                      the script stands still at this moment
+ *     log                             calls are written to the call log
  *
  * and what happens once, when a process first sees the number (numbers only rise; a process that starts later takes what
  * it finds as past):
@@ -50,6 +51,7 @@ static size_t happening_count;
 static struct layout layouts[MAX_GPUS];
 static bool has_layout[MAX_GPUS];
 static bool frozen;
+static _Atomic bool logs = true; /* until a control file without "log" is seen */
 static double frozen_at;
 static struct stat seen;
 static char seen_path[4096];
@@ -133,7 +135,9 @@ static void parse_line(const char *line) {
     if (line[0] == '#' || line[strspn(line, " \n")] == '\0') {
         return;
     }
-    if (sscanf(line, "at %lf", &frozen_at) == 1) {
+    if (strcmp(line, "log\n") == 0) {
+        logs = true;
+    } else if (sscanf(line, "at %lf", &frozen_at) == 1) {
         frozen = true;
     } else if (!parse_mig(line) && !parse_happening(line) && !parse_statement(line)) {
         fprintf(stderr, "nvml emulator: control file: no statement: %s", line);
@@ -154,6 +158,7 @@ bool control_refresh(const char *path) {
     statement_count = 0;
     happening_count = 0;
     frozen = false;
+    logs = path == NULL || *path == '\0';
     memset(has_layout, 0, sizeof(has_layout));
     FILE *file = now.st_ino != 0 ? fopen(path, "r") : NULL;
     if (file == NULL) {
@@ -229,6 +234,10 @@ bool control_frozen_at(double *elapsed) {
         *elapsed = frozen_at;
     }
     return frozen;
+}
+
+bool control_logs(void) {
+    return logs;
 }
 
 bool control_vanished(int gpu) {

@@ -128,6 +128,7 @@ bool control_override(int gpu, int gi, enum value_id id, double *value);
 int control_wrap_bits(int gpu, int gi, enum value_id id); /* 0 for none */
 bool control_frozen_at(double *elapsed);
 bool control_vanished(int gpu);
+bool control_logs(void); /* without the lock */
 const struct layout *control_layout(int gpu); /* NULL: the script's */
 size_t control_happenings(const struct happening **happenings);
 
