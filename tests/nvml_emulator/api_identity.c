@@ -223,6 +223,25 @@ API(nvmlDeviceGetFanSpeed)(nvmlDevice_t device, unsigned int *value) {
     return code == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : code;
 }
 
+/* Of Windows. */
+static nvmlReturn_t no_driver_model(nvmlDevice_t device) {
+    int gpu;
+    nvmlReturn_t code = enter_gpu(device, &gpu);
+    return code == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : code;
+}
+
+API(nvmlDeviceGetDriverModel)(nvmlDevice_t device, unsigned int *first, unsigned int *second) {
+    (void)first;
+    (void)second;
+    return no_driver_model(device);
+}
+
+API(nvmlDeviceGetDriverModel_v2)(nvmlDevice_t device, unsigned int *first, unsigned int *second) {
+    (void)first;
+    (void)second;
+    return no_driver_model(device);
+}
+
 API(nvmlDeviceGetNumGpuCores)(nvmlDevice_t device, unsigned int *value) {
     int gpu;
     nvmlReturn_t code = enter_gpu(device, &gpu);

@@ -111,6 +111,37 @@ API(nvmlDeviceGetMPSComputeRunningProcesses_v3)(nvmlDevice_t device, unsigned in
     return no_processes(device, count);
 }
 
+API(nvmlDeviceGetRunningProcessDetailList)(nvmlDevice_t device, nvmlProcessDetailList_v1_t *list) {
+    struct target target;
+    if (list->version != NVML_PROCESS_DETAIL_LIST_V1) {
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    }
+    nvmlReturn_t code = enter_device(device, &target);
+    struct process_list *found = code == NVML_SUCCESS ? malloc(sizeof(*found)) : NULL;
+    if (found == NULL) {
+        return code == NVML_SUCCESS ? NVML_ERROR_MEMORY : code;
+    }
+    code = list_processes(&target, found) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+    if (list->mode != NVML_PROCESS_MODE_COMPUTE && list->mode != NVML_PROCESS_MODE_ALL) {
+        found->size = 0; /* neither graphics nor MPS */
+    }
+    unsigned int room = list->procArray != NULL ? list->numProcArrayEntries : 0;
+    for (unsigned int index = 0; code == NVML_SUCCESS && index < found->size && index < room; index++) {
+        list->procArray[index] = (nvmlProcessDetail_v1_t){
+            .pid = found->infos[index].pid,
+            .usedGpuMemory = found->infos[index].usedGpuMemory,
+            .gpuInstanceId = found->infos[index].gpuInstanceId,
+            .computeInstanceId = found->infos[index].computeInstanceId,
+        };
+    }
+    if (code == NVML_SUCCESS) {
+        list->numProcArrayEntries = found->size;
+        code = found->size <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+    }
+    free(found);
+    return code;
+}
+
 static unsigned long long now_us(void) {
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);

@@ -20,13 +20,13 @@ API(nvmlDeviceGetSamples)(nvmlDevice_t device, unsigned int type, unsigned long 
     }
     enum value_id id = type == NVML_TOTAL_POWER_SAMPLES ? VALUE_POWER_INSTANT : VALUE_UTILIZATION_GPU;
     unsigned ring_size = gpu_identity(gpu)->ring_size;
+    unsigned long long period = (unsigned long long)gpu_identity(gpu)->ring_period_ms * 1000;
     bool is_hidden = type == NVML_GPU_UTILIZATION_SAMPLES && is_mig_enabled(gpu);
-    if (type > NVML_GPU_UTILIZATION_SAMPLES || ring_size == 0 || is_hidden ||
+    if (type > NVML_GPU_UTILIZATION_SAMPLES || ring_size == 0 || period == 0 || is_hidden ||
         gpu_value(gpu, id, &value) != NVML_SUCCESS) {
         return NVML_ERROR_NOT_SUPPORTED;
     }
     unsigned long long now = now_us();
-    unsigned long long period = (unsigned long long)gpu_identity(gpu)->ring_period_ms * 1000;
     unsigned long long newest = now / period * period;
     unsigned long long oldest = newest - period * (ring_size - 1);
     if (since >= oldest) {

@@ -122,10 +122,12 @@ API(nvmlDeviceGetMemoryInfo)(nvmlDevice_t device, nvmlMemory_t *memory) {
 }
 
 API(nvmlDeviceGetBAR1MemoryInfo)(nvmlDevice_t device, nvmlBAR1Memory_t *memory) {
-    int gpu;
-    nvmlReturn_t code = enter_gpu(device, &gpu);
+    struct target target;
+    nvmlReturn_t code = enter_device(device, &target);
     if (code == NVML_SUCCESS) {
-        *memory = (nvmlBAR1Memory_t){.bar1Total = 1ULL << 37, .bar1Free = (1ULL << 37) - (1ULL << 20), .bar1Used = 1ULL << 20};
+        memory->bar1Total = 1ULL << 37;
+        memory->bar1Used = 1ULL << 20;
+        memory->bar1Free = memory->bar1Total - memory->bar1Used;
     }
     return code;
 }

@@ -204,12 +204,17 @@ class Emulator:
         self._statements = [line for line in self._statements if not line.startswith("at ")]
         self._add(f"at {elapsed_s}")
 
-    def clear(self, verb: str | None = None) -> None:
-        """Take back the statements of one verb of control.c ("fail", "hang", ...), or all of them.
+    def clear(self, verb: str | None = None, *, gpu: int | None = None) -> None:
+        """Take back the statements of one verb of control.c ("fail", "hang", ...) and of one GPU, or all of them.
 
         What happened (events, resets, reloads) stays.
         """
-        self._statements = [line for line in self._statements if verb is not None and not line.startswith(f"{verb} ")]
+        self._statements = [
+            line
+            for line in self._statements
+            if (verb is not None and not line.startswith(f"{verb} "))
+            or (gpu is not None and line.split(" ")[1].partition(":")[0] != str(gpu))
+        ]
         self._write()
 
     def _add(self, statement: str) -> None:

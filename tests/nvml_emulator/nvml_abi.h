@@ -103,6 +103,25 @@ typedef struct {
 
 typedef struct {
     unsigned int pid;
+    unsigned long long usedGpuMemory;
+    unsigned int gpuInstanceId;
+    unsigned int computeInstanceId;
+    unsigned long long usedGpuCcProtectedMemory;
+} nvmlProcessDetail_v1_t;
+
+#define NVML_PROCESS_MODE_COMPUTE 0
+#define NVML_PROCESS_MODE_ALL 3
+
+typedef struct {
+    unsigned int version;
+    unsigned int mode;
+    unsigned int numProcArrayEntries;
+    nvmlProcessDetail_v1_t *procArray;
+} nvmlProcessDetailList_v1_t;
+#define NVML_PROCESS_DETAIL_LIST_V1 (sizeof(nvmlProcessDetailList_v1_t) | (1U << 24))
+
+typedef struct {
+    unsigned int pid;
     unsigned long long timeStamp;
     unsigned int smUtil;
     unsigned int memUtil;

@@ -46,6 +46,8 @@
     U32_OF_DEVICE(X, nvmlDeviceGetPerformanceState)                                                                    \
     U32_OF_DEVICE(X, nvmlDeviceGetFanSpeed)                                                                            \
     U32_OF_DEVICE(X, nvmlDeviceGetNumGpuCores)                                                                         \
+    TWO_OF_DEVICE(X, nvmlDeviceGetDriverModel)                                                                         \
+    TWO_OF_DEVICE(X, nvmlDeviceGetDriverModel_v2)                                                                      \
     X(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *utilization), (device, utilization))     \
     TWO_OF_DEVICE(X, nvmlDeviceGetEncoderUtilization)                                                                  \
     TWO_OF_DEVICE(X, nvmlDeviceGetDecoderUtilization)                                                                  \
@@ -81,6 +83,7 @@
     X(nvmlDeviceGetProcessUtilization,                                                                                 \
       (nvmlDevice_t device, nvmlProcessUtilizationSample_t *samples, unsigned int *count, unsigned long long since),   \
       (device, samples, count, since))                                                                                 \
+    X(nvmlDeviceGetRunningProcessDetailList, (nvmlDevice_t device, nvmlProcessDetailList_v1_t *list), (device, list))  \
     TWO_OF_DEVICE(X, nvmlDeviceGetEccMode)                                                                             \
     X(nvmlDeviceGetTotalEccErrors,                                                                                     \
       (nvmlDevice_t device, unsigned int type, unsigned int counter, unsigned long long *errors),                      \

@@ -100,7 +100,7 @@ bool driver_is_at_least(int major, int minor) {
 /* A sum in equal parts, whole numbers, the remainder with the first links. */
 uint64_t share_of_link(double sum, unsigned link, unsigned links) {
     uint64_t whole = to_u64(sum);
-    return whole / links + (link < whole % links);
+    return links > 0 ? whole / links + (link < whole % links) : 0;
 }
 
 uint64_t to_u64(double value) {
