@@ -136,10 +136,10 @@ class Gpm:
         return self._query.read(self._buffers[0], self._buffers[1])
 
     def _judged(self, readings: list[gpm.GpmReading], load: Load) -> dict[str, float]:
-        """Return what can be believed of one comparison, in base units."""
+        """Return what can be believed of one comparison, in base units; an old binding has room for fewer metrics."""
         ratios: dict[str, float] = {}
         rates: dict[str, float] = {}
-        for metric, reading in zip(self._asked, readings, strict=True):
+        for metric, reading in zip(self._asked, readings, strict=False):
             label = f"{self._name} {metric}"
             if reading.code != 0:
                 if reading.code == nvml.INVALID_ARGUMENT:

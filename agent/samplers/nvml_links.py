@@ -17,6 +17,8 @@ from agent.samplers.nvml_calls import Calls, value_of
 
 _KIBIBYTE: Final = 1024
 _MOST_LINKS: Final = 64
+#: Links that are tried on a board that does not tell their number; those that are not there say so once.
+_ASSUMED_LINKS: Final = 18
 #: Kinds by counter of nvmlDeviceGetNvLinkErrorCounter.
 _COUNTERS: Final = {"replay": (0,), "recovery": (1,), "crc": (2, 3)}
 _TOTALS: Final = {
@@ -34,17 +36,12 @@ class Links:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._links: int | None = None  # asked for only where links are read one by one
-
-    @property
-    def counts_bytes(self) -> bool:
-        """Return False once every way to read bytes was tried in vain."""
-        if self._links is None or self._calls.offers_field(ids.NVLINK_TRANSMIT):
-            return True
-        ways = [*self._each(ids.NVLINK_TRANSMIT[0]), *self._each(ids.NVLINK5_TRANSMIT)]
-        return any(self._calls.offers_field(way) for way in ways)
+        self.counts_bytes = True  # False once every way to read them was tried in vain
 
     def transmitted_and_received(self) -> tuple[int | None, int | None]:
         """Return the bytes since the driver was loaded."""
+        if not self.counts_bytes:
+            return None, None
         found = self._calls.fields("NVLink fields", (ids.NVLINK_TRANSMIT, ids.NVLINK_RECEIVE))
         sums = []
         for field, newer in ((ids.NVLINK_TRANSMIT, ids.NVLINK5_TRANSMIT), (ids.NVLINK_RECEIVE, ids.NVLINK5_RECEIVE)):
@@ -53,6 +50,10 @@ class Links:
                 continue
             kibibytes = self._sum(self._each(field[0]))
             sums.append(self._calls.count(kibibytes, _KIBIBYTE) if kibibytes is not None else self._bytes(newer))
+        if sums == [None, None]:
+            fields = (ids.NVLINK_TRANSMIT[0], ids.NVLINK_RECEIVE[0], ids.NVLINK5_TRANSMIT, ids.NVLINK5_RECEIVE)
+            ways = [ids.NVLINK_TRANSMIT, ids.NVLINK_RECEIVE, *(way for field in fields for way in self._each(field))]
+            self.counts_bytes = any(self._calls.offers_field(way) for way in ways)
         return sums[0], sums[1]
 
     def errors(self) -> dict[str, int | None]:
@@ -99,7 +100,7 @@ class Links:
     def _link_count(self) -> int:
         if self._links is None:
             count = value_of(self._calls.fields("NVLink count", (ids.NVLINK_COUNT,)).get(ids.NVLINK_COUNT))
-            self._links = int(count) if count is not None and 0 <= count <= _MOST_LINKS else 0
+            self._links = int(count) if count is not None and 0 <= count <= _MOST_LINKS else _ASSUMED_LINKS
         return self._links
 
     def _sum(self, entries: Sequence[nvml.FieldId]) -> float | None:
