@@ -141,6 +141,18 @@ def test_counters_wrap_and_start_again(emulator: Emulator) -> None:
     assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 200  # what happened is not taken back
 
 
+def test_errors_come_and_counters_go_backwards(emulator: Emulator) -> None:
+    gpu = device()
+    emulator.shift("ecc_corrected_volatile", 2, gpu=0)
+    emulator.shift("energy_millijoules", -300, gpu=0)
+    assert pynvml.nvmlDeviceGetTotalEccErrors(gpu, 0, 0) == 7
+    assert [pynvml.nvmlDeviceGetTotalEnergyConsumption(device(number)) for number in (0, 1)] == [700, 1000]
+    emulator.clear("shift", gpu=1)  # nothing is set for that one
+    assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 700
+    emulator.clear("shift", gpu=0)
+    assert pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) == 1000
+
+
 def test_a_reload_makes_handles_stale_and_counters_start_at_0(emulator: Emulator) -> None:
     old = device()
     events = pynvml.nvmlEventSetCreate()

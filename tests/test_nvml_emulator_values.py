@@ -212,6 +212,17 @@ def test_processes_of_every_version(emulator: Emulator) -> None:
     assert error_of(pynvml.nvmlDeviceGetProcessUtilization, device(), 0) == NOT_FOUND
 
 
+def test_process_details(nvml_emulator: EmulatorFactory) -> None:
+    # nvidia-ml-py 13.615 raises TypeError where the memory of a process is not told, so here it is.
+    nvml_emulator("@ 0\n0 processes=4242:1048576,4343:2\n").freeze(0)
+    pynvml.nvmlInit()
+    by_mode = [
+        pynvml.nvmlDeviceGetRunningProcessDetailList(device(), pynvml.nvmlProcessDetailList_v1, mode)
+        for mode in (pynvml.NVML_PROCESS_MODE_COMPUTE, pynvml.NVML_PROCESS_MODE_GRAPHICS)
+    ]
+    assert [[(p.pid, p.usedGpuMemory) for p in listed] for listed in by_mode] == [[(4242, 1048576), (4343, 2)], []]
+
+
 def test_the_first_version_of_the_process_list_has_pairs(emulator: Emulator) -> None:
     class ProcessInfoV1(ctypes.Structure):
         _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))

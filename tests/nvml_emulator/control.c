@@ -5,6 +5,7 @@
  *     hang WHO CALL SECONDS           the call blocks so long, or until the line is gone
  *     latency WHO CALL SECONDS MODE   the call takes so much longer: CPU time of its thread (burn), or sleep (wait)
  *     value WHO NAME NUMBER           in place of the script's value
+ *     shift WHO NAME AMOUNT           added to the script's value; a counter goes no lower than 0
  *     wrap WHO NAME BITS              the value counts modulo 2**BITS
  *     gone WHO                        the GPU is no longer enumerated after the next nvmlInit
  *     mig GPU off|enabled             MIG mode of this GPU, in place of the script's, and its instances in their order
@@ -33,7 +34,7 @@
 #define MAX_STATEMENTS 256
 #define MAX_HAPPENINGS 1024
 
-enum verb { FAIL, HANG, LATENCY, OVERRIDE, WRAP, GONE };
+enum verb { FAIL, HANG, LATENCY, OVERRIDE, SHIFT, WRAP, GONE };
 
 struct statement {
     enum verb verb;
@@ -56,13 +57,18 @@ static double frozen_at;
 static struct stat seen;
 static char seen_path[4096];
 
+static bool is_about_value(enum verb verb) {
+    return verb == OVERRIDE || verb == SHIFT || verb == WRAP;
+}
+
 static bool parse_statement(const char *line) {
     static const struct {
         const char *word;
         enum verb verb;
         int words;
     } verbs[] = {{"fail", FAIL, 4},      {"hang", HANG, 4}, {"latency", LATENCY, 5},
-                 {"value", OVERRIDE, 4}, {"wrap", WRAP, 4}, {"gone", GONE, 2}};
+                 {"value", OVERRIDE, 4}, {"wrap", WRAP, 4}, {"shift", SHIFT, 4},
+                 {"gone", GONE, 2}};
     char verb[16] = "";
     char who[16] = "";
     char mode[8] = "";
@@ -74,7 +80,7 @@ static bool parse_statement(const char *line) {
         }
         statement.verb = verbs[index].verb;
         statement.burns = strcmp(mode, "burn") == 0;
-        bool is_value = statement.verb == OVERRIDE || statement.verb == WRAP;
+        bool is_value = is_about_value(statement.verb);
         if (words != verbs[index].words || !parse_who(who, &statement.gpu, &statement.gi) ||
             (is_value && value_by_name(statement.call) < 0) || statement_count == MAX_STATEMENTS) {
             return false;
@@ -186,7 +192,7 @@ static bool names_call(const char *pattern, const char *call) {
 
 /* What is set for a GPU holds for the instances on it, except values. */
 static const struct statement *find(enum verb verb, int gpu, int gi, const char *call) {
-    bool is_value = verb == OVERRIDE || verb == WRAP;
+    bool is_value = is_about_value(verb);
     for (size_t index = 0; index < statement_count; index++) {
         const struct statement *statement = &statements[index];
         if (statement->verb != verb || (call != NULL && !names_call(statement->call, call))) {
@@ -222,6 +228,11 @@ bool control_override(int gpu, int gi, enum value_id id, double *value) {
         *value = statement->number;
     }
     return statement != NULL;
+}
+
+double control_shift(int gpu, int gi, enum value_id id) {
+    const struct statement *statement = find(SHIFT, gpu, gi, value_names[id]);
+    return statement != NULL ? statement->number : 0;
 }
 
 int control_wrap_bits(int gpu, int gi, enum value_id id) {

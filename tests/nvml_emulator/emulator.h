@@ -125,6 +125,7 @@ nvmlReturn_t control_fault(int gpu, int gi, const char *call);
 double control_hang(int gpu, int gi, const char *call);
 double control_latency(int gpu, int gi, const char *call, bool *burns);
 bool control_override(int gpu, int gi, enum value_id id, double *value);
+double control_shift(int gpu, int gi, enum value_id id);
 int control_wrap_bits(int gpu, int gi, enum value_id id); /* 0 for none */
 bool control_frozen_at(double *elapsed);
 bool control_vanished(int gpu);
@@ -171,7 +172,7 @@ nvmlReturn_t visible_index(int gpu, unsigned *index);
 /* What state.c, values.c and handles.c share, under the lock. */
 struct state {
     struct script script;
-    unsigned generation; /* a handle of an earlier nvmlInit is no longer valid */
+    _Atomic unsigned generation; /* a handle of an earlier nvmlInit is no longer valid */
     int visible[MAX_GPUS];
     unsigned visible_size;
     double bases[MAX_GPUS][MAX_GI + 1][VALUE_COUNT]; /* what a counter had when it started again */

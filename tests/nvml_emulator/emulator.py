@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from tests.nvml_emulator.call_log import Call, CallLog, read_calls
 from tests.nvml_emulator.codes import (
@@ -88,6 +88,9 @@ class Emulator:
     `gpu` is the number of the GPU in the script, None for all of them; `gpu_i_id` one GPU instance on it.
     """
 
+    #: Of what happens next; one row for all, as a process takes a lower number than it has seen for past.
+    _next_number: ClassVar[int] = 1
+
     def __init__(self, directory: Path, script: str) -> None:
         self.directory = directory
         self.script = directory / "nvml-script.txt"
@@ -96,7 +99,6 @@ class Emulator:
         self.script.write_text(script, encoding="utf-8")
         self._statements: list[str] = []
         self._happenings: list[str] = []  # what happened once stays, with its number
-        self._next_number = 1
         self._logs = False
         self._write()
 
@@ -164,6 +166,10 @@ class Emulator:
         """Give a value (name as in values.h) in place of the script's, to raw sentinels such as 2**32 - 1."""
         self._add(f"value {_who(gpu, gpu_i_id)} {name} {number}")
 
+    def shift(self, name: str, amount: float, *, gpu: int | None = None, gpu_i_id: int | None = None) -> None:
+        """Add to the script's value: errors that come, or with a negative amount a counter that goes backwards."""
+        self._add(f"shift {_who(gpu, gpu_i_id)} {name} {amount}")
+
     def wrap(self, name: str, bits: int, *, gpu: int | None = None) -> None:
         """Let a value count modulo 2**bits."""
         self._add(f"wrap {_who(gpu)} {name} {bits}")
@@ -222,8 +228,8 @@ class Emulator:
         self._write()
 
     def _happen(self, statement: str, *, count: int = 1) -> None:
-        self._happenings = [*self._happenings, statement.format(self._next_number)][-MAX_HAPPENINGS:]
-        self._next_number += count
+        self._happenings = [*self._happenings, statement.format(Emulator._next_number)][-MAX_HAPPENINGS:]
+        Emulator._next_number += count
         self._write()
 
     def _write(self) -> None:

@@ -67,8 +67,17 @@ static nvmlReturn_t give(int gpu, nvmlDevice_t *handle) {
     return enter_target(gpu, WHOLE);
 }
 
+/* Which GPU has a place, -1 past the last one. */
+static int gpu_at(unsigned index) {
+    state_lock();
+    int gpu = index < state.visible_size ? state.visible[index] : -1;
+    state_unlock();
+    return gpu;
+}
+
 nvmlReturn_t handle_by_index(unsigned index, nvmlDevice_t *handle) {
-    return index < state.visible_size ? give(state.visible[index], handle) : NVML_ERROR_INVALID_ARGUMENT;
+    int gpu = gpu_at(index);
+    return gpu >= 0 ? give(gpu, handle) : NVML_ERROR_INVALID_ARGUMENT;
 }
 
 static nvmlReturn_t mig_handle_by_uuid(int gpu, const char *uuid, nvmlDevice_t *handle) {
@@ -84,9 +93,9 @@ static nvmlReturn_t mig_handle_by_uuid(int gpu, const char *uuid, nvmlDevice_t *
 }
 
 nvmlReturn_t handle_by_uuid(const char *uuid, nvmlDevice_t *handle) {
-    for (unsigned index = 0; index < state.visible_size; index++) {
-        int gpu = state.visible[index];
-        if (strcmp(state.script.gpus[gpu].uuid, uuid) == 0) {
+    int gpu;
+    for (unsigned index = 0; (gpu = gpu_at(index)) >= 0; index++) {
+        if (strcmp(gpu_identity(gpu)->uuid, uuid) == 0) {
             return give(gpu, handle);
         }
         nvmlReturn_t code = mig_handle_by_uuid(gpu, uuid, handle);
@@ -98,17 +107,19 @@ nvmlReturn_t handle_by_uuid(const char *uuid, nvmlDevice_t *handle) {
 }
 
 nvmlReturn_t handle_by_bus_id(const char *bus_id, nvmlDevice_t *handle) {
-    for (unsigned index = 0; index < state.visible_size; index++) {
-        if (strcmp(state.script.gpus[state.visible[index]].pci_bus_id, bus_id) == 0) {
-            return give(state.visible[index], handle);
+    int gpu;
+    for (unsigned index = 0; (gpu = gpu_at(index)) >= 0; index++) {
+        if (strcmp(gpu_identity(gpu)->pci_bus_id, bus_id) == 0) {
+            return give(gpu, handle);
         }
     }
     return NVML_ERROR_NOT_FOUND;
 }
 
 nvmlReturn_t visible_index(int gpu, unsigned *index) {
-    for (*index = 0; *index < state.visible_size; (*index)++) {
-        if (state.visible[*index] == gpu) {
+    int found;
+    for (*index = 0; (found = gpu_at(*index)) >= 0; (*index)++) {
+        if (found == gpu) {
             return NVML_SUCCESS;
         }
     }

@@ -28,6 +28,7 @@ static bool value_at(int gpu, int gi, enum value_id id, double elapsed, double *
     if (!timeline_value(&state.script, unit_of(gpu, gi), id, elapsed, value)) {
         return id == VALUE_POWER_INSTANT && value_at(gpu, gi, VALUE_POWER, elapsed, value);
     }
+    *value += control_shift(gpu, gi, id);
     if (value_kinds[id] != GAUGE) {
         *value = fmax(*value - *base_of(gpu, gi, id), 0);
     }
