@@ -155,6 +155,10 @@ class NvmlSampler:
         """Return the key of a GPU that was seen since the start, by UUID or by PCI address of any notation."""
         return find_key(self._gpus, uuid=uuid, pci_bus_id=pci_bus_id)
 
+    def addresses(self) -> dict[str, tuple[GpuKey, str | None]]:
+        """Return key and PCI address by UUID of every GPU seen since the start, lost ones too; for any thread."""
+        return {uuid: (gpu.key, gpu.identity.pci_bus_id) for uuid, gpu in tuple(self._gpus.items())}
+
     def refresh_limits(self, uuid: str) -> None:
         """Read limits, recovery action and fabric state in the next tick: for whoever sees an event of this GPU."""
         gpu = self._gpus.get(uuid)
@@ -309,7 +313,6 @@ class NvmlSampler:
 
     def _tend_fast(self) -> None:
         """Tell the fast channel which GPUs to read, and have it leave a call behind that hangs."""
-        self._driver_seconds += self._fast.take_driver_seconds()
         hung = self._fast.park_hung(self._config.deadline_s)
         if hung is not None:
             self._errors["hung"] += 1

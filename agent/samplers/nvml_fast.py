@@ -56,7 +56,6 @@ class FastPower:
         self._thread: threading.Thread | None = None
         self._is_released = False
         self._call: tuple[str, float] | None = None  # GPU and beginning of the call under way
-        self._driver_seconds = 0.0
 
     @property
     def parked_threads(self) -> int:
@@ -64,12 +63,6 @@ class FastPower:
         with self._lock:
             self._parked = {uuid: thread for uuid, thread in self._parked.items() if thread.is_alive()}
             return len(self._parked)
-
-    def take_driver_seconds(self) -> float:
-        """Return the time inside driver calls since this was last asked."""
-        with self._lock:
-            seconds, self._driver_seconds = self._driver_seconds, 0.0
-            return seconds
 
     def watch(self, targets: Mapping[str, nvml.DeviceHandle]) -> None:
         """Read these GPUs, by UUID; one whose call hangs is left out until that returns."""
@@ -145,46 +138,58 @@ class FastPower:
     def _run(self, number: int) -> None:
         due_s = stopwatch()
         while self._run_number == number:
-            with self._lock:
-                targets = () if self._is_released else tuple(self._targets.items())
+            self._wake.clear()
+            targets = self._enter(number)
             if not targets:
-                self._wake.clear()
-                if (self._is_released or not self._targets) and self._run_number == number:
-                    self._wake.wait()
+                self._is_out.set()
+                self._wake.wait()
                 due_s = stopwatch()
                 continue
-            for uuid, handle in targets:
-                self._read(number, uuid, handle)
+            readings, over = self._read_all(number, targets)
+            self._leave(number, readings, over)
             due_s = max(due_s + self._period_s, stopwatch())  # what was missed is not made up for
-            self._wake.clear()
-            if self._run_number == number and not self._is_released:
-                self._wake.wait(max(0.0, due_s - stopwatch()))
+            self._wake.wait(max(0.0, due_s - stopwatch()))
 
-    def _read(self, number: int, uuid: str, handle: nvml.DeviceHandle) -> None:
-        begin = stopwatch()
+    def _enter(self, number: int) -> Mapping[str, nvml.DeviceHandle]:
+        """Return the GPUs to read now; from then on the library is in use where there are any."""
         with self._lock:
-            if number != self._run_number or self._is_released or self._targets.get(uuid) is not handle:
-                return
-            self._is_out.clear()
-            self._call = (uuid, begin)
-        watts, is_over = None, False
-        try:
-            (reading,) = nvml.field_values(handle, _FIELDS)
-            code = reading.code
-            if code == 0 and reading.value is not None and 0 <= reading.value < MAX_MILLIWATTS:
-                watts = reading.value / 1000
-        except nvml.NvmlError as error:
-            code = error.code
-        is_over = code in _GIVE_UP
-        end = stopwatch()
+            if self._is_released or number != self._run_number:
+                return {}
+            if self._targets:
+                self._is_out.clear()
+            return dict(self._targets)
+
+    def _read_all(
+        self, number: int, targets: Mapping[str, nvml.DeviceHandle]
+    ) -> tuple[list[tuple[str, float, float]], list[str]]:
+        """Return UUID, stopwatch and watts of each reading, and the GPUs that are not to be asked again."""
+        readings, over = [], []
+        for uuid, handle in targets.items():
+            if number != self._run_number or self._is_released:
+                break
+            self._call = (uuid, stopwatch())
+            try:
+                (reading,) = nvml.field_values(handle, _FIELDS)
+                code, value = reading.code, reading.value
+            except nvml.NvmlError as error:
+                code, value = error.code, None
+            if code in _GIVE_UP:
+                over.append(uuid)
+            elif code == 0 and value is not None and 0 <= value < MAX_MILLIWATTS:
+                readings.append((uuid, stopwatch(), value / 1000))
+        return readings, over
+
+    def _leave(self, number: int, readings: list[tuple[str, float, float]], over: list[str]) -> None:
+        """Keep what was read; a thread that was left behind has nothing to say."""
         with self._lock:
             if number != self._run_number:
-                return  # parked: another thread has taken over
+                return
             self._call = None
             self._is_out.set()
-            self._driver_seconds += end - begin
-            if is_over:
-                self._targets.pop(uuid, None)  # the core tick says what became of it
-                self._given_up[uuid] = handle
-            elif watts is not None and uuid in self._readings:
-                self._readings[uuid].append((end, watts))
+            for uuid, seconds, watts in readings:
+                if uuid in self._readings:
+                    self._readings[uuid].append((seconds, watts))
+            for uuid in over:
+                handle = self._targets.pop(uuid, None)  # the core tick says what became of it
+                if handle is not None:
+                    self._given_up[uuid] = handle
