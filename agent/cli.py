@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_evaluate(commands)
     _add_check_config(commands)
+    _add_driver(commands)
     return parser
 
 
@@ -208,6 +209,19 @@ def _add_check_config(commands: _Commands[argparse.ArgumentParser]) -> None:
         "  warpwatch check-config /etc/warpwatch/warpwatch.toml\n",
     )
     parser.add_argument("config", type=Path, metavar="FILE", help="the TOML file")
+
+
+def _add_driver(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "driver",
+        "have the running agent release the NVIDIA driver, or take it up again",
+        "  warpwatch driver release && nvidia-smi --gpu-reset -i 3; warpwatch driver resume\n"
+        "  systemctl kill -s SIGUSR1 warpwatch     the same as release, where no process id file is written\n",
+    )
+    parser.add_argument("action", choices=("release", "resume"), help="release ends by itself after 10 min")
+    _add_config(parser)
+    parser.add_argument("--pid", type=int, metavar="PID", help="process of the agent (default: from /run/warpwatch)")
 
 
 def _positive(text: str) -> float:

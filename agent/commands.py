@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from agent.clock import SystemClock, stopwatch
 from agent.config import format_config, load_config
-from agent.errors import UsageError
+from agent.errors import FaultError, UsageError
+from agent.pid_file import pid_file, running_agent, signal_agent
 
 if TYPE_CHECKING:
     from classifier.results import Decision
@@ -37,14 +38,32 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.buffer.write(run_once(config, SystemClock(), demo))
         return 0
     stop = _stop_event()
-    daemon = Daemon(config, SystemClock(), listen=arguments.listen, demo=demo)
+    faults: list[str] = []
+
+    def fail(reason: str) -> None:
+        faults.append(reason)
+        stop.set()
+
+    daemon = Daemon(config, SystemClock(), listen=arguments.listen, demo=demo, on_fault=fail)
+    signal.signal(signal.SIGUSR1, lambda *_: daemon.release_driver())
+    signal.signal(signal.SIGUSR2, lambda *_: daemon.resume_driver())
     if daemon.demo_notice:
         log.warning(daemon.demo_notice)
     daemon.start()
     log.info("open %s in a browser; Prometheus scrapes %smetrics", daemon.url, daemon.url)
-    stop.wait()
+    with pid_file(config.agent.runtime_folder):
+        stop.wait()
     log.info("stopping")
     daemon.stop()
+    if faults:
+        raise FaultError(f"the NVIDIA driver can only be read by a new process ({faults[0]}); start warpwatch again")
+    return 0
+
+
+def driver(arguments: argparse.Namespace) -> int:
+    """Tell the running agent to release the NVIDIA driver, or to take it up again."""
+    pid = arguments.pid or running_agent(load_config(arguments.config).agent.runtime_folder)
+    signal_agent(pid, signal.SIGUSR1 if arguments.action == "release" else signal.SIGUSR2)
     return 0
 
 
@@ -95,7 +114,7 @@ def record(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config)
     _log_to_stderr(config.agent.log_level)
     clock = SystemClock()
-    samplers = build_samplers(config)
+    samplers = build_samplers(config, clock)
     stop = _stop_event()
     header = recording_header(arguments.label, PERIODS_S[GpuSample])
     with TraceWriter(arguments.out, header) as writer, _progress("recording", "s", arguments.duration) as advance:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agent.config_loader import dump_toml, load_toml
+from agent.samplers.nvml_config import NvmlConfig
+from agent.samplers.xid import XidConfig
 from classifier.detectors.registry import DetectorsConfig
 from classifier.labeller import LabellerConfig
 
@@ -25,6 +27,12 @@ class AgentConfig:
     #: Where /proc and /sys are found; other values are for containers that mount the host's elsewhere.
     proc_root: Path = Path("/proc")
     sys_root: Path = Path("/sys")
+    #: The kernel's log, for XIDs; read where the user may.
+    kmsg: Path = Path("/dev/kmsg")
+    #: Folder for the file with the process id, by which `warpwatch driver` finds the agent; skipped where it is absent.
+    runtime_folder: Path = Path("/run/warpwatch")
+    #: How long `warpwatch driver release` holds without `resume`.
+    driver_release_seconds: float = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,7 @@ class SamplersConfig:
     """Table `[samplers]`: switches sources off."""
 
     nvml: bool = True
+    xid: bool = True
     network: bool = True
     disk: bool = True
 
@@ -51,6 +60,8 @@ class Config:
     agent: AgentConfig = field(default_factory=AgentConfig)
     exporter: ExporterConfig = field(default_factory=ExporterConfig)
     samplers: SamplersConfig = field(default_factory=SamplersConfig)
+    nvml: NvmlConfig = field(default_factory=NvmlConfig)
+    xid: XidConfig = field(default_factory=XidConfig)
     labels: LabellerConfig = field(default_factory=LabellerConfig)
     detectors: DetectorsConfig = field(default_factory=DetectorsConfig)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,8 @@ from agent.samplers.demo import DemoSampler
 from agent.samplers.diskstats import DiskstatsSampler
 from agent.samplers.net_dev import NetDevSampler
 from agent.samplers.nvml import NvmlSampler
+from agent.samplers.nvml_events import NvmlEvents
+from agent.samplers.xid import XidSampler
 from agent.schedule import Schedule
 from exporters.prometheus import PrometheusPage
 from exporters.snapshot import NodeSnapshot
@@ -49,11 +52,18 @@ class Samplers:
         return None, None
 
 
-def build_samplers(config: Config, demo: Trace | None = None) -> Samplers:
+def build_samplers(config: Config, clock: Clock, demo: Trace | None = None) -> Samplers:
     """Return the samplers that the configuration asks for; `demo` is played in the place of NVML."""
     player = DemoSampler(demo, demo.header.interval_s) if demo else None
-    nvml = NvmlSampler() if config.samplers.nvml and player is None else None
-    chosen: list[Sampler] = [sampler for sampler in (player, nvml) if sampler is not None]
+    nvml = None
+    chosen: list[Sampler] = [player] if player else []
+    if config.samplers.nvml and player is None:
+        # The thread that waits for events holds the library too, so the sampler tells it when to let go.
+        events = NvmlEvents(clock)
+        nvml = NvmlSampler(config.nvml, companions=(events,) if config.samplers.xid else ())
+        chosen.append(nvml)
+        if config.samplers.xid:
+            chosen.append(XidSampler(nvml.addresses, clock, config.agent.kmsg, config=config.xid, events=events))
     if config.samplers.network:
         chosen.append(NetDevSampler(config.agent.proc_root, config.agent.sys_root))
     if config.samplers.disk:
@@ -64,10 +74,21 @@ def build_samplers(config: Config, demo: Trace | None = None) -> Samplers:
 class Daemon:
     """A running node. `start` returns once the port is open; samples arrive from then on."""
 
-    def __init__(self, config: Config, clock: Clock, *, listen: str | None = None, demo: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        clock: Clock,
+        *,
+        listen: str | None = None,
+        demo: Path | None = None,
+        on_fault: Callable[[str], object] = lambda _: None,
+    ) -> None:
+        """Put the node together; `on_fault` is called with a reason when only a new process could go on sampling."""
+        self._config = config
         self._clock = clock
+        self._on_fault = on_fault
         self._lock = threading.Lock()
-        self._samplers, self._pipeline, self.demo_notice = _build(config, demo)
+        self._samplers, self._pipeline, self.demo_notice = _build(config, clock, demo)
         self._snapshot: NodeSnapshot | None = None
         self._schedule = Schedule(self._samplers.all, clock, self._deliver)
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
@@ -83,6 +104,19 @@ class Daemon:
     def snapshot(self) -> NodeSnapshot | None:
         """Return the newest snapshot; None before the first."""
         return self._snapshot
+
+    def release_driver(self) -> None:
+        """Let go of the driver, so that an operator can reset a GPU or divide it; for a limited time."""
+        if self._samplers.nvml is not None:
+            limit_s = self._config.agent.driver_release_seconds
+            self._samplers.nvml.release(limit_s)
+            log.warning("releasing the NVIDIA driver for %.0f s at most; warpwatch driver resume ends it", limit_s)
+
+    def resume_driver(self) -> None:
+        """Take the driver up again."""
+        if self._samplers.nvml is not None:
+            self._samplers.nvml.resume()
+            log.info("taking the NVIDIA driver up again")
 
     def start(self) -> None:
         """Open the port, then start sampling; raises FaultError where the port cannot be had."""
@@ -107,6 +141,9 @@ class Daemon:
             log.warning("%s: %s (%s)", event.finding.anomaly, event.finding.summary, event.state)
 
     def _take_snapshot(self) -> None:
+        reason = self._samplers.nvml.wants_restart if self._samplers.nvml else None
+        if reason is not None:
+            self._on_fault(reason)
         expected, visible = self._samplers.gpu_counts()
         statuses = self._schedule.statuses()
         with self._lock:
@@ -117,7 +154,7 @@ class Daemon:
 
 def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     """Sample every source once, without a schedule or a port, and return the page in Prometheus' text format."""
-    samplers, pipeline, _ = _build(config, demo)
+    samplers, pipeline, _ = _build(config, clock, demo)
     schedule = Schedule(samplers.all, clock, pipeline.ingest)
     schedule.run_once()
     now = clock.now()
@@ -129,10 +166,10 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     return PrometheusPage(lambda: snapshot).render() or b""
 
 
-def _build(config: Config, demo: Path | None) -> tuple[Samplers, Pipeline, str | None]:
+def _build(config: Config, clock: Clock, demo: Path | None) -> tuple[Samplers, Pipeline, str | None]:
     """Return samplers and pipeline, and what has to be said where `demo` is played; UsageError where it is no trace."""
     if demo is None:
-        return build_samplers(config), build_pipeline(config), None
+        return build_samplers(config, clock), build_pipeline(config), None
     trace = open_trace(demo, log.warning)
     notice = (
         f"DEMO: the GPUs shown are played from the {trace.header.provenance} trace {demo.name}; "
@@ -141,7 +178,7 @@ def _build(config: Config, demo: Path | None) -> tuple[Samplers, Pipeline, str |
     pipeline = build_pipeline(
         config, sample_interval_s=trace.header.interval_s, facts_hold=True, replay=True, demo_notice=notice
     )
-    return build_samplers(config, trace), pipeline, notice
+    return build_samplers(config, clock, trace), pipeline, notice
 
 
 def bundled_demo() -> Path:

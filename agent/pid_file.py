@@ -1,0 +1,56 @@
+"""The file by which other commands find the running agent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from agent.errors import FaultError
+
+_NAME: Final = "warpwatch.pid"
+
+
+@contextmanager
+def pid_file(folder: Path) -> Iterator[None]:
+    """Keep the id of this process in `folder` while the block runs; do without where nothing can be written there."""
+    path = folder / _NAME
+    try:
+        path.write_text(f"{os.getpid()}\n", encoding="utf-8")
+    except OSError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def running_agent(folder: Path) -> int:
+    """Return the process id of the running agent; raises FaultError where none says so."""
+    path = folder / _NAME
+    try:
+        return int(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise FaultError(f"no running agent is known by {path}; name its process with --pid") from None
+
+
+def signal_agent(pid: int, number: int) -> None:
+    """Send a signal to the agent, after a look at what this process is: the signal would end any other program.
+
+    Raises FaultError where it is no `warpwatch run`, or belongs to another user.
+    """
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        raise FaultError(f"there is no process {pid}; is the agent running?") from None
+    if b"run" not in words or not any(word.endswith(b"warpwatch") for word in words):
+        raise FaultError(f"process {pid} is not `warpwatch run`; name the right one with --pid")
+    try:
+        os.kill(pid, number)
+    except PermissionError:
+        raise FaultError(f"process {pid} belongs to another user; run this as root or as the agent's user") from None
+    except ProcessLookupError:
+        raise FaultError(f"process {pid} has just ended") from None
