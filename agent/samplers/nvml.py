@@ -9,11 +9,8 @@ when a GPU is lost or missing, when the number of GPUs changes, or when the driv
 from __future__ import annotations
 
 import logging
-import queue
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Final, Protocol
 
 from agent.clock import Instant, stopwatch
@@ -21,12 +18,13 @@ from agent.records import GpuFastPower, GpuKey, GpuState, Record
 from agent.samplers import SourceUnavailableError
 from agent.samplers import nvml_binding as nvml
 from agent.samplers.nvml_config import NvmlConfig
-from agent.samplers.nvml_device import NvmlDevice, Reading
+from agent.samplers.nvml_device import Reading
 from agent.samplers.nvml_fast import FastPower
-from agent.samplers.nvml_known import Due, KnownGpu, find_key, free_number
+from agent.samplers.nvml_known import Due, KnownGpu, find_key
 from agent.samplers.nvml_library import DriverThread
 from agent.samplers.nvml_restarts import Hold, Restarts, StartFailures
-from agent.samplers.nvml_worker import Answer, Answers, Deadline, Worker, collect
+from agent.samplers.nvml_slots import Slots
+from agent.samplers.nvml_worker import Deadline
 
 __all__ = ["Companion", "NvmlConfig", "NvmlSampler"]
 
@@ -56,18 +54,6 @@ class Companion(Protocol):
         ...
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Slot:
-    """A position in the driver's enumeration, with the thread for its calls."""
-
-    index: int
-    worker: Worker[NvmlDevice | Reading]
-    device: NvmlDevice | None = None
-    gpu: KnownGpu | None = None
-    may_call: bool = True  # False from a loss until the next start of the library
-    is_late: bool = False  # the task under way is past its deadline: the GPU is hung
-
-
 class NvmlSampler:
     """Sampler of all GPUs that the driver shows, of source "nvml"."""
 
@@ -82,13 +68,9 @@ class NvmlSampler:
     ) -> None:
         """Sample by `config`; `companions` let go of the library before each shutdown, `seconds` times a release."""
         self._config = config or NvmlConfig()
-        self._tolerance_s = self._config.period_s / 2  # ticks jitter
-        self._errors: Counter[str] = Counter()
-        self._driver_seconds = 0.0
+        self._errors: Counter[str] = Counter()  # of the library as a whole
         self._expected = 0
-        self._gpus: dict[str, KnownGpu] = {}
-        self._slots: list[_Slot] = []
-        self._answers: Answers[NvmlDevice | Reading] = queue.SimpleQueue()
+        self._slots = Slots(self._config)
         self._driver = DriverThread()
         self._count_at_s = 0.0
         self._restarts = Restarts(self._config)
@@ -107,12 +89,12 @@ class NvmlSampler:
     @property
     def errors(self) -> Mapping[str, int]:
         """Count of failed readings since the start, by reason; what a GPU does not offer is no failure."""
-        return dict(self._errors)
+        return dict(self._errors + self._slots.errors)
 
     @property
     def driver_seconds(self) -> float:
         """Time spent inside driver calls since the start, summed over the GPUs' threads."""
-        return self._driver_seconds + self._driver.seconds
+        return self._slots.driver_seconds + self._driver.seconds
 
     @property
     def expected_gpus(self) -> int:
@@ -122,7 +104,7 @@ class NvmlSampler:
     @property
     def visible_gpus(self) -> int:
         """Number of GPUs that the driver enumerates and that are not lost."""
-        return sum(slot.gpu is not None and slot.gpu.state != "lost" for slot in self._slots)
+        return self._slots.visible
 
     @property
     def wants_restart(self) -> str | None:
@@ -137,8 +119,7 @@ class NvmlSampler:
     @property
     def parked_threads(self) -> int:
         """Number of threads that wait for a driver call which hangs; at most two for each GPU and one beside them."""
-        hung = sum(slot.worker.busy and slot.is_late for slot in self._slots) + self._driver.busy
-        return hung + self._fast.parked_threads
+        return self._slots.hung + self._driver.busy + self._fast.parked_threads
 
     def release(self, limit_s: float) -> None:
         """Close NVML with the next tick, so that a GPU can be reset or divided; open it again after `limit_s`.
@@ -153,15 +134,15 @@ class NvmlSampler:
 
     def key_of(self, *, uuid: str | None = None, pci_bus_id: str | None = None) -> GpuKey | None:
         """Return the key of a GPU that was seen since the start, by UUID or by PCI address of any notation."""
-        return find_key(self._gpus, uuid=uuid, pci_bus_id=pci_bus_id)
+        return find_key(self._slots.gpus, uuid=uuid, pci_bus_id=pci_bus_id)
 
     def addresses(self) -> dict[str, tuple[GpuKey, str | None]]:
         """Return key and PCI address by UUID of every GPU seen since the start, lost ones too; for any thread."""
-        return {uuid: (gpu.key, gpu.identity.pci_bus_id) for uuid, gpu in tuple(self._gpus.items())}
+        return {uuid: (gpu.key, gpu.identity.pci_bus_id) for uuid, gpu in tuple(self._slots.gpus.items())}
 
     def refresh_limits(self, uuid: str) -> None:
         """Read limits, recovery action and fabric state in the next tick: for whoever sees an event of this GPU."""
-        gpu = self._gpus.get(uuid)
+        gpu = self._slots.gpus.get(uuid)
         if gpu is not None:
             gpu.limits = Due()
 
@@ -192,17 +173,21 @@ class NvmlSampler:
         """
         began_s = stopwatch()
         self._keep_hold()
-        self._take_late()
+        self._slots.take_late()
+        self._driver.drop_late()
         if self._restarts.take(now.monotonic_s):
             self._start(self._config.deadline_s)
         self._ensure_started()
         deadline = Deadline(self._config.deadline_s)
         is_counting = self._ask_count(now)
         self._tend_fast()
-        readings = self._read_all(now, deadline)
+        current = self._driver.current
+        readings = self._slots.read_all(now, deadline, None if current is None else current.version)
+        if any(reading.is_stale for reading in readings.values()):
+            self._restarts.ask(now.monotonic_s)
         if is_counting:
             self._take_count(now, deadline)
-        records = [record for gpu in self._by_index() for record in self._records(gpu, readings, now, began_s)]
+        records = [record for gpu in self._slots.by_number() for record in self._records(gpu, readings, now, began_s)]
         self._restarts.settle(now.monotonic_s, is_complete=self.visible_gpus >= self._expected)
         return records
 
@@ -210,19 +195,14 @@ class NvmlSampler:
         """End the threads and shut the library down, unless a hung call still uses it."""
         if not self._is_busy() and self._driver.is_started:
             self._let_go(self._config.stop_deadline_s)
-        for slot in self._slots:
-            slot.worker.stop()
-        self._slots.clear()
+        self._slots.end()
         self._fast.close()
         self._driver.end()
 
     # The library as a whole.
 
     def _is_busy(self) -> bool:
-        return self._driver.busy or any(slot.worker.busy for slot in self._slots)
-
-    def _closers(self) -> list[Callable[[], None]]:
-        return [slot.device.close for slot in self._slots if slot.device is not None]
+        return self._driver.busy or self._slots.busy
 
     def _quiesce(self, wait_s: float) -> bool:
         """Have everybody else let go of the library; return whether it may be shut down."""
@@ -230,7 +210,7 @@ class NvmlSampler:
 
     def _let_go(self, wait_s: float) -> bool:
         """Shut the library down; return whether that was done in time."""
-        return self._quiesce(wait_s) and self._driver.stop(wait_s, self._closers())
+        return self._quiesce(wait_s) and self._driver.stop(wait_s, self._slots.closers())
 
     def _keep_hold(self) -> None:
         """Close the library while an operator holds it; raises SourceUnavailableError then."""
@@ -239,9 +219,10 @@ class NvmlSampler:
             self._is_released = False
             return
         if not self._is_released:
-            self._take_late()
+            self._slots.take_late()
+            self._driver.drop_late()
             if not self._is_busy() and self._let_go(self._config.release_deadline_s):
-                self._detach_all(0)
+                self._slots.lay_out(0)
                 self._is_released = True
                 _log.warning("NVML is released for %.0f s at most; no GPU is sampled until then", left_s)
             else:
@@ -259,16 +240,16 @@ class NvmlSampler:
             # A shutdown under a call that hangs is not safe; another start is, and is counted.
             stop_first = not self._is_busy() and self._quiesce(self._config.release_deadline_s)
         try:
-            driver = self._driver.start(wait_s, self._closers(), stop_first=stop_first)
+            driver = self._driver.start(wait_s, self._slots.closers(), stop_first=stop_first)
         except nvml.NvmlError as error:
-            self._detach_all(0)
+            self._slots.lay_out(0)
             self._failures.failed(error.reason)
             raise self._unavailable(error.reason) from error
         if driver is None:
             raise self._unavailable("hung")
         self._failures.succeeded()
         self._expected = max(self._expected, driver.count)
-        self._detach_all(driver.count)
+        self._slots.lay_out(driver.count)
         if driver.count == 0:
             raise self._unavailable("no_gpus")
         for companion in self._companions:
@@ -278,17 +259,6 @@ class NvmlSampler:
         return SourceUnavailableError(
             reason, _MESSAGES.get(reason, f"the NVIDIA driver answers with the error {reason}")
         )
-
-    def _detach_all(self, count: int) -> None:
-        """Forget the handles and lay out `count` slots; one whose call hangs keeps its thread until that returns."""
-        for slot in self._slots[count:]:
-            slot.worker.stop()
-        del self._slots[count:]
-        for slot in self._slots:
-            slot.device = None
-            slot.may_call = True
-        for index in range(len(self._slots), count):
-            self._slots.append(_Slot(index=index, worker=Worker(f"nvml-gpu-{index}", self._answers)))
 
     def _ask_count(self, now: Instant) -> bool:
         if now.monotonic_s < self._count_at_s or not self._driver.ask_count():
@@ -326,131 +296,32 @@ class NvmlSampler:
 
     # The GPUs.
 
-    def _read_all(self, now: Instant, deadline: Deadline) -> dict[KnownGpu, Reading]:
-        for slot in self._slots:
-            if not slot.worker.busy and slot.may_call:
-                self._submit(slot, now)
-        readings: dict[KnownGpu, Reading] = {}
-        for answer in collect(self._answers, deadline, lambda: not self._waited()):
-            answered = self._slot_of(answer)
-            if answered is None:
-                continue
-            was_late = answered.is_late
-            reading = self._take(answered, answer)
-            if reading is not None and answered.gpu is not None and not was_late:
-                readings[answered.gpu] = reading
-                if reading.is_stale:
-                    self._restarts.ask(now.monotonic_s)
-            elif answered.may_call and deadline.left_s() > 0:
-                self._submit(answered, now)  # attached, or back from a hang: read it in this tick
-        for slot in self._waited():
-            self._errors["hung"] += 1
-            slot.is_late = True
-        return readings
-
-    def _waited(self) -> list[_Slot]:
-        return [slot for slot in self._slots if slot.worker.busy and not slot.is_late]
-
-    def _submit(self, slot: _Slot, now: Instant) -> None:
-        if slot.device is None or slot.gpu is None:
-            version = None if self._driver.current is None else self._driver.current.version
-            fast_most_s = self._config.fast_most_s if self._config.fast_hertz > 0 else 0.0
-            slot.worker.submit(
-                partial(
-                    NvmlDevice,
-                    slot.index,
-                    version,
-                    fast_most_s=fast_most_s,
-                    mig_period_s=self._config.mig_period_s,
-                )
-            )
-            return
-        gpu = slot.gpu
-        slow = gpu.slow.take(now, self._config.slow_period_s, self._tolerance_s)
-        limits = gpu.limits.take(now, self._config.limits_period_s, self._tolerance_s)
-        slot.worker.submit(partial(slot.device.read, gpu.key, now, slow=slow, limits=limits))
-
-    def _slot_of(self, answer: Answer[NvmlDevice | Reading]) -> _Slot | None:
-        return next((slot for slot in self._slots if slot.worker is answer.worker), None)
-
-    def _take(self, slot: _Slot, answer: Answer[NvmlDevice | Reading]) -> Reading | None:
-        """Note an answer: attach a device, or count a reading and return it."""
-        slot.is_late = False
-        try:
-            result = answer.result()
-        except nvml.NvmlError as error:
-            self._errors[error.reason] += 1
-            slot.may_call = False  # a GPU that cannot be attached waits for the next start of the library
-            return None
-        if isinstance(result, NvmlDevice):
-            self._attach(slot, result)
-            return None
-        self._errors.update(result.errors)
-        self._driver_seconds += result.driver_seconds
-        if result.state == "lost" or result.is_stale:
-            slot.device = None
-            slot.may_call = False
-        return result
-
-    def _take_late(self) -> None:
-        """Take the answers of calls that hung; their values are too old to be of use."""
-        for answer in collect(self._answers, Deadline(0), lambda: False):
-            slot = self._slot_of(answer)
-            if slot is not None:
-                self._take(slot, answer)
-        self._driver.drop_late()
-
-    def _attach(self, slot: _Slot, device: NvmlDevice) -> None:
-        uuid = device.identity.uuid
-        gpu = self._gpus.get(uuid)
-        if gpu is None:
-            number = free_number(slot.index, (known.key.gpu for known in self._gpus.values()))
-            gpu = self._gpus[uuid] = KnownGpu(key=GpuKey(number, uuid), identity=device.identity)
-        for other in self._slots:
-            if other.gpu is gpu and other is not slot:
-                if other.device is not None:
-                    slot.may_call = False  # a driver that shows one GPU twice
-                    return
-                other.gpu = None
-        gpu.attached(device.identity)
-        slot.device, slot.gpu = device, gpu
-
-    def _by_index(self) -> list[KnownGpu]:
-        return sorted(self._gpus.values(), key=lambda gpu: gpu.key.gpu)
-
     def _records(
         self, gpu: KnownGpu, readings: Mapping[KnownGpu, Reading], now: Instant, began_s: float
     ) -> Sequence[Record]:
         reading = readings.get(gpu)
-        slot = next((slot for slot in self._slots if slot.gpu is gpu), None)
-        if reading is not None:
-            state = reading.state
-        elif slot is not None and slot.is_late:
-            state = "hung"
-        elif slot is not None and slot.may_call:
-            state = gpu.state  # attached too late in this tick to be read
-        else:
-            state = "lost"
+        state = self._slots.state_of(gpu, readings)
         if state != gpu.state:
             level = logging.INFO if state == "ok" else logging.WARNING
             _log.log(level, "GPU %d (%s) is %s, was %s", gpu.key.gpu, gpu.key.uuid, state, gpu.state)
             gpu.state = state
         records: list[Record] = []
-        if gpu.info.take(now, self._config.limits_period_s, self._tolerance_s):
+        if gpu.info.take(now, self._config.limits_period_s, self._slots.tolerance_s):
             # Of a lost GPU too: an alert has to name it.
             records.append(gpu.info_record(now, None if self._driver.current is None else self._driver.current.version))
         if reading is not None:
             records.extend(reading.records)
-            records.extend(self._fast_records(gpu, slot, now, began_s))
+            records.extend(self._fast_records(gpu, now, began_s))
         else:
             records.append(GpuState(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=gpu.key, state=state))
         return records
 
-    def _fast_records(self, gpu: KnownGpu, slot: _Slot | None, now: Instant, began_s: float) -> Sequence[Record]:
+    def _fast_records(self, gpu: KnownGpu, now: Instant, began_s: float) -> Sequence[Record]:
         """Return the readings of the fast channel in one record; `began_s` is the stopwatch at `now`."""
+        slot = self._slots.slot_of(gpu)
         if slot is None or slot.device is None:
             return ()
-        if not gpu.fast.take(now, self._config.fast_period_s, self._tolerance_s):
+        if not gpu.fast.take(now, self._config.fast_period_s, self._slots.tolerance_s):
             return ()
         most = slot.device.most_watts
         readings = [(seconds, watts) for seconds, watts in self._fast.take(gpu.identity.uuid) if watts < most]

@@ -25,7 +25,7 @@ from agent.records import (
     Record,
     Tick,
 )
-from agent.samplers.nvml import NvmlSampler
+from agent.samplers.nvml import NvmlConfig, NvmlSampler
 from tests.conftest import EmulatorFactory
 from tests.nvml_emulator.emulator import Emulator, script_from_ticks
 
@@ -35,7 +35,7 @@ OTHER = GpuKey(1, "GPU-aaaaaaaa-0000-4000-8000-000000000002")
 PROBE = """
 import json, sys
 from agent.clock import Instant
-from agent.samplers.nvml import NvmlSampler
+from agent.samplers.nvml import NvmlConfig, NvmlSampler
 sampler = NvmlSampler()
 for number, _ in enumerate(iter(sys.stdin.readline, "")):
     is_here = sampler.probe()
@@ -46,7 +46,7 @@ for number, _ in enumerate(iter(sys.stdin.readline, "")):
 MINUTE = """
 import json
 from agent.clock import Instant, process_cpu_seconds
-from agent.samplers.nvml import NvmlSampler
+from agent.samplers.nvml import NvmlConfig, NvmlSampler
 sampler = NvmlSampler()
 sampler.sample(Instant(0.0, 0.0))
 cpu, driver = process_cpu_seconds(), sampler.driver_seconds
@@ -120,7 +120,7 @@ def test_a_trace_played_by_the_emulator_is_sampled_as_it_was_written(nvml_emulat
     first = (*busy_records(KEY, 0.0), *busy_records(OTHER, 0.0))
     last = (*busy_records(KEY, 60.0), *busy_records(OTHER, 60.0))
     emulator = nvml_emulator(script_from_ticks([tick(0.0, *first), tick(60.0, *last)]))
-    sampler = NvmlSampler()
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0))
     assert tuple(sample_at(emulator, 0.0, sampler, 0.0)) == first
     # Half way, the counters have counted half of it.
     half = [r for r in sample_at(emulator, 30.0, sampler, 30.0) if isinstance(r, GpuSlowSample)]
@@ -138,7 +138,7 @@ def test_states_of_a_trace_become_return_codes(nvml_emulator: EmulatorFactory) -
         tick(3.0, GpuState(**times(3.0), key=OTHER, state="lost")),
     ]
     emulator = nvml_emulator(script_from_ticks(ticks))
-    sampler = NvmlSampler()
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0))
     seen = []
     for second in (0.0, 1.0, 2.0, 3.0):
         records = sample_at(emulator, second, sampler, second)
@@ -151,7 +151,7 @@ def test_rates_of_a_foreign_log_become_counters(nvml_emulator: EmulatorFactory) 
     sample = GpuSample(**times(0.0), key=GpuKey(0), pcie_receive_bytes_per_second=1000.0)
     ticks = [tick(s, dataclasses.replace(sample, **times(s))) for s in (0.0, 10.0)]
     emulator = nvml_emulator(script_from_ticks(ticks))
-    sampler = NvmlSampler()
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0))
     slow = [r for r in sample_at(emulator, 25.0, sampler, 25.0) if isinstance(r, GpuSlowSample)]
     assert slow[0].pcie_receive_bytes_total == 25_000
     sampler.close()
@@ -163,7 +163,7 @@ def test_a_script_that_loops_starts_again_and_its_counters_go_on(nvml_emulator: 
         for s, watts, count in ((0.0, 100.0, 0), (5.0, 200.0, 10240), (10.0, 300.0, 20480))
     ]
     emulator = nvml_emulator(script_from_ticks(ticks, end="loop"))
-    sampler = NvmlSampler()
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0))
     samples = []
     for second in (0.0, 7.0, 12.0, 36.0):
         samples += [r for r in sample_at(emulator, second, sampler, second) if isinstance(r, GpuSample)]
@@ -176,7 +176,7 @@ def test_a_script_that_loops_starts_again_and_its_counters_go_on(nvml_emulator: 
 def test_a_script_plays_by_the_clock_times_its_speed(nvml_emulator: EmulatorFactory) -> None:
     ticks = [tick(s, GpuSample(**times(s), key=KEY, power_watts=watts)) for s, watts in ((0.0, 1.0), (3.6e6, 2.0))]
     nvml_emulator(script_from_ticks(ticks, speed=1e7))  # 1000 hours in 0.36 s
-    sampler = NvmlSampler()
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0))
     begin = stopwatch()
     powers = [1.0]
     while powers[-1] != 2.0 and stopwatch() - begin < 10:

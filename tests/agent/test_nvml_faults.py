@@ -42,7 +42,8 @@ def shall_not_restart(emulator: Emulator) -> None:
 
 @pytest.fixture
 def sampler() -> Iterator[NvmlSampler]:
-    sampler = NvmlSampler(NvmlConfig(deadline_s=DEADLINE_S, start_deadline_s=DEADLINE_S))
+    # Without the fast channel: how often a call is made, and which, is part of what is tested.
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0, deadline_s=DEADLINE_S, start_deadline_s=DEADLINE_S))
     yield sampler
     sampler.close()
 
@@ -381,3 +382,31 @@ def test_close_does_not_wait_for_a_hung_gpu(nvml_emulator: EmulatorFactory, samp
     sampler.close()
     assert stopwatch() - begin < DEADLINE_S / 2
     assert pynvml.nvmlDeviceGetCount() == 2  # not shut down under the call
+
+
+def test_hang_after_hang_parks_no_more_than_one_thread_for_each_gpu(
+    nvml_emulator: EmulatorFactory, sampler: NvmlSampler
+) -> None:
+    emulator = nvml_emulator(script(2))
+    sampler.sample(at(0))
+    emulator.hang(600, gpu=1, call="nvmlDeviceGetPowerUsage")
+    sampler.sample(at(1))
+    for number in range(5):
+        # The library is lost and comes back while the call still hangs.
+        emulator.fail(UNINITIALIZED, gpu=0)
+        emulator.fail_system(UNKNOWN, call="nvmlInit")
+        for second in range(2 + 1000 * number, 500 + 1000 * number, 10):
+            try:
+                sampler.sample(at(second))
+            except SourceUnavailableError:
+                break
+        emulator.clear("fail")
+        assert sampler.probe()
+        assert states(sampler.sample(at(500 + 1000 * number)))[0] == "ok"
+    threads = [thread for thread in threading.enumerate() if thread.name == "nvml-gpu-1"]
+    assert len([thread for thread in threads if thread.is_alive()]) == 1
+    assert sampler.parked_threads == 1
+    emulator.clear()
+    ticks = (states(sampler.sample(at(9000 + number / 1000))) for number in until(10))
+    assert next(seen for seen in ticks if seen.get(1) != "hung") == {0: "ok", 1: "ok"}
+    assert sampler.parked_threads == 0

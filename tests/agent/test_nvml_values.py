@@ -9,7 +9,7 @@ import pytest
 
 from agent.clock import Instant
 from agent.records import GpuInfo, GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Record
-from agent.samplers.nvml import NvmlSampler
+from agent.samplers.nvml import NvmlConfig, NvmlSampler
 from tests.conftest import EmulatorFactory
 from tests.nvml_emulator.emulator import (
     FUNCTION_NOT_FOUND,
@@ -45,7 +45,7 @@ gpu 0 nvlink_links 18
 
 @pytest.fixture
 def sampler() -> Iterator[NvmlSampler]:
-    sampler = NvmlSampler()
+    sampler = NvmlSampler(NvmlConfig(fast_hertz=0))
     yield sampler
     sampler.close()
 

@@ -1,0 +1,196 @@
+"""The GPUs as the driver enumerates them, each with a thread for its calls, and who they are by UUID."""
+
+from __future__ import annotations
+
+import queue
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from agent.clock import Instant
+from agent.records import GpuKey
+from agent.samplers import nvml_binding as nvml
+from agent.samplers.nvml_config import NvmlConfig
+from agent.samplers.nvml_device import NvmlDevice, Reading
+from agent.samplers.nvml_known import KnownGpu, free_number
+from agent.samplers.nvml_worker import Answer, Answers, Deadline, Worker, collect
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Slot:
+    """A position in the driver's enumeration, with the thread for its calls."""
+
+    index: int
+    worker: Worker[NvmlDevice | Reading]
+    device: NvmlDevice | None = None
+    gpu: KnownGpu | None = None
+    may_call: bool = True  # False from a loss until the next start of the library
+    is_late: bool = False  # the task under way is past its deadline: the GPU is hung
+
+
+class Slots:
+    """The positions of now, and all GPUs that were seen since the start. Used by one thread.
+
+    A position that is gone while its call hangs keeps its slot aside, and has it back when it is there again: however
+    often the library is started, no position holds more than one thread.
+    """
+
+    def __init__(self, config: NvmlConfig) -> None:
+        self._config = config
+        self.tolerance_s = config.period_s / 2  # ticks jitter
+        self.errors: Counter[str] = Counter()
+        self.driver_seconds = 0.0
+        self.gpus: dict[str, KnownGpu] = {}
+        self._slots: list[Slot] = []
+        self._aside: dict[int, Slot] = {}
+        self._answers: Answers[NvmlDevice | Reading] = queue.SimpleQueue()
+
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._slots)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call is under way."""
+        return bool(self._aside) or any(slot.worker.busy for slot in self._slots)
+
+    @property
+    def hung(self) -> int:
+        """Number of threads whose call hangs."""
+        return len(self._aside) + sum(slot.worker.busy and slot.is_late for slot in self._slots)
+
+    @property
+    def visible(self) -> int:
+        """Number of GPUs that are enumerated and not lost."""
+        return sum(slot.gpu is not None and slot.gpu.state != "lost" for slot in self._slots)
+
+    def slot_of(self, gpu: KnownGpu) -> Slot | None:
+        """Return the position of a GPU."""
+        return next((slot for slot in self._slots if slot.gpu is gpu), None)
+
+    def by_number(self) -> list[KnownGpu]:
+        """Return the GPUs in the order of their numbers."""
+        return sorted(self.gpus.values(), key=lambda gpu: gpu.key.gpu)
+
+    def closers(self) -> list[Callable[[], None]]:
+        """Return what frees the library's memory."""
+        return [slot.device.close for slot in self._slots if slot.device is not None]
+
+    def lay_out(self, count: int) -> None:
+        """Forget the handles and have `count` positions; one whose call hangs keeps its thread until that returns."""
+        for slot in self._slots:
+            slot.device = None
+            slot.may_call = True
+        for slot in self._slots[count:]:
+            if slot.worker.busy:
+                self._aside[slot.index] = slot
+            else:
+                slot.worker.stop()
+        del self._slots[count:]
+        for index in range(len(self._slots), count):
+            if index in self._aside:
+                self._slots.append(self._aside.pop(index))
+            else:
+                self._slots.append(Slot(index=index, worker=Worker(f"nvml-gpu-{index}", self._answers)))
+
+    def end(self) -> None:
+        """End the threads; those that hang end with their calls."""
+        self.lay_out(0)
+        for slot in self._aside.values():
+            slot.worker.stop()
+        self._aside.clear()
+
+    def read_all(self, now: Instant, deadline: Deadline, driver_version: str | None) -> dict[KnownGpu, Reading]:
+        """Return what each GPU brings in this tick, attaching those that are new."""
+        for slot in self._slots:
+            if not slot.worker.busy and slot.may_call:
+                self._submit(slot, now, driver_version)
+        readings: dict[KnownGpu, Reading] = {}
+        for answer in collect(self._answers, deadline, lambda: not self._waited()):
+            answered = self._take_slot(answer)
+            if answered is None:
+                continue
+            was_late = answered.is_late
+            reading = self._take(answered, answer)
+            if reading is not None and answered.gpu is not None and not was_late:
+                readings[answered.gpu] = reading
+            elif answered.may_call and deadline.left_s() > 0:
+                self._submit(answered, now, driver_version)  # attached, or back from a hang: read it in this tick
+        for slot in self._waited():
+            self.errors["hung"] += 1
+            slot.is_late = True
+        return readings
+
+    def take_late(self) -> None:
+        """Take the answers of calls that hung; their values are too old to be of use."""
+        for answer in collect(self._answers, Deadline(0), lambda: False):
+            slot = self._take_slot(answer)
+            if slot is not None:
+                self._take(slot, answer)
+
+    def state_of(self, gpu: KnownGpu, readings: Mapping[KnownGpu, Reading]) -> str:
+        """Return the state of a GPU after a tick."""
+        reading, slot = readings.get(gpu), self.slot_of(gpu)
+        if reading is not None:
+            return reading.state
+        if slot is not None and slot.is_late:
+            return "hung"
+        # Called, but without an answer: attached too late in this tick to be read.
+        return gpu.state if slot is not None and slot.may_call else "lost"
+
+    def _waited(self) -> list[Slot]:
+        return [slot for slot in self._slots if slot.worker.busy and not slot.is_late]
+
+    def _submit(self, slot: Slot, now: Instant, driver_version: str | None) -> None:
+        if slot.device is None or slot.gpu is None:
+            fast_most_s = self._config.fast_most_s if self._config.fast_hertz > 0 else 0.0
+            options = {"fast_most_s": fast_most_s, "mig_period_s": self._config.mig_period_s}
+            slot.worker.submit(partial(NvmlDevice, slot.index, driver_version, **options))
+            return
+        gpu = slot.gpu
+        slow = gpu.slow.take(now, self._config.slow_period_s, self.tolerance_s)
+        limits = gpu.limits.take(now, self._config.limits_period_s, self.tolerance_s)
+        slot.worker.submit(partial(slot.device.read, gpu.key, now, slow=slow, limits=limits))
+
+    def _take_slot(self, answer: Answer[NvmlDevice | Reading]) -> Slot | None:
+        """Return who answers; a slot that was set aside is done with."""
+        for index, slot in self._aside.items():
+            if slot.worker is answer.worker:
+                slot.worker.stop()
+                del self._aside[index]
+                return None
+        return next((slot for slot in self._slots if slot.worker is answer.worker), None)
+
+    def _take(self, slot: Slot, answer: Answer[NvmlDevice | Reading]) -> Reading | None:
+        """Note an answer: attach a device, or count a reading and return it."""
+        slot.is_late = False
+        try:
+            result = answer.result()
+        except nvml.NvmlError as error:
+            self.errors[error.reason] += 1
+            slot.may_call = False  # a GPU that cannot be attached waits for the next start of the library
+            return None
+        if isinstance(result, NvmlDevice):
+            self._attach(slot, result)
+            return None
+        self.errors.update(result.errors)
+        self.driver_seconds += result.driver_seconds
+        if result.state == "lost" or result.is_stale:
+            slot.device = None
+            slot.may_call = False
+        return result
+
+    def _attach(self, slot: Slot, device: NvmlDevice) -> None:
+        uuid = device.identity.uuid
+        gpu = self.gpus.get(uuid)
+        if gpu is None:
+            number = free_number(slot.index, (known.key.gpu for known in self.gpus.values()))
+            gpu = self.gpus[uuid] = KnownGpu(key=GpuKey(number, uuid), identity=device.identity)
+        for other in self._slots:
+            if other.gpu is gpu and other is not slot:
+                if other.device is not None:
+                    slot.may_call = False  # a driver that shows one GPU twice
+                    return
+                other.gpu = None
+        gpu.attached(device.identity)
+        slot.device, slot.gpu = device, gpu
