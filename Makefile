@@ -8,8 +8,9 @@ LISTEN ?= :9836
 .PHONY: run test setup lint clean bench golden
 
 run: $(VENV)/installed
-	@# A loaded NVIDIA driver shows itself in /proc; without one the GPUs are played from the bundled simulated trace.
-	exec $(BIN)/warpwatch run --listen $(LISTEN) $$([ -e /proc/driver/nvidia/version ] || echo --demo)
+	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
+	exec $(BIN)/warpwatch run --listen $(LISTEN) \
+		$$($(BIN)/python -c 'import ctypes; ctypes.CDLL("libnvidia-ml.so.1")' 2>/dev/null || echo --demo)
 
 test: setup lint
 	$(BIN)/python -m pytest

@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from agent import commands
 
     try:
-        return int(getattr(commands, arguments.command.replace("-", "_"))(arguments))
+        status = int(getattr(commands, arguments.command.replace("-", "_"))(arguments))
+        sys.stdout.flush()
     except WarpwatchError as error:
         print(f"warpwatch: {error}", file=sys.stderr)
         return error.exit_status
@@ -38,9 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("warpwatch: interrupted", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): nobody is left to tell. Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output went away (`| head`): nobody is left to tell.
+        _discard_output()
         return 1
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else " output"
+        print(f"warpwatch: cannot read or write{where}: {error.strerror}", file=sys.stderr)
+        _discard_output()
+        return 1
+    return status
+
+
+def _discard_output() -> None:
+    """Send what is still buffered nowhere: Python would try to write it at exit, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -174,7 +186,9 @@ def _add_simulate(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--seconds", type=_positive, default=900.0, metavar="S", help="length (default: 900)")
     parser.add_argument("--interval", type=_positive, default=1.0, metavar="S", help="sample interval (default: 1)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="equal seeds give equal files (default: 1)")
+    parser.add_argument(
+        "--seed", type=_natural, default=1, metavar="N", help="equal seeds give equal files (default: 1)"
+    )
 
 
 def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -185,7 +199,9 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
         "  warpwatch train bundle/\n",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to create for the bundle")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="equal seeds give equal models (default: 1)")
+    parser.add_argument(
+        "--seed", type=_natural, default=1, metavar="N", help="equal seeds give equal models (default: 1)"
+    )
 
 
 def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -224,8 +240,17 @@ def _add_driver(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("--pid", type=int, metavar="PID", help="process of the agent (default: from /run/warpwatch)")
 
 
+def _natural(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
 def _positive(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
     return value

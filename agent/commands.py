@@ -87,14 +87,18 @@ def replay(arguments: argparse.Namespace) -> int:
     with _progress(arguments.trace.name, "s of the trace") as advance:
         done_s = 0.0
         for step in play(trace, pipeline, trace.header.interval_s):
-            if pace and not pace.wait_until(step.t):
+            if stop.is_set() or (pace and not pace.wait_until(step.t)):
                 break
             out.step(step)
             if server:
                 snapshot = pipeline.snapshot(step.now)
             advance(step.t - done_s)
             done_s = step.t
+    if stop.is_set() and not server:
+        raise KeyboardInterrupt
     out.summary(pipeline.workload_seconds)
+    if not pipeline.history.gpus:
+        log.warning("%s holds no sample of a GPU", arguments.trace)
     if server:
         if not stop.is_set():
             log.warning("the trace has ended; %s goes on serving its last state until Ctrl-C", server.url)
@@ -116,18 +120,22 @@ def record(arguments: argparse.Namespace) -> int:
     clock = SystemClock()
     samplers = build_samplers(config, clock)
     stop = _stop_event()
-    header = recording_header(arguments.label, PERIODS_S[GpuSample])
+    header = recording_header(arguments.label, PERIODS_S[GpuSample], [sampler.name for sampler in samplers.all])
     with TraceWriter(arguments.out, header) as writer, _progress("recording", "s", arguments.duration) as advance:
         recorder = Recorder(writer, identify=arguments.identify)
         schedule = Schedule(samplers.all, clock, recorder.deliver)
         schedule.start()
         elapsed_s = 0.0
-        while not stop.is_set() and (arguments.duration is None or elapsed_s < arguments.duration):
+        while not (stop.is_set() or recorder.failure) and (
+            arguments.duration is None or elapsed_s < arguments.duration
+        ):
             step_s = 1.0 if arguments.duration is None else min(1.0, arguments.duration - elapsed_s)
             stop.wait(step_s)
             elapsed_s += step_s
             advance(step_s)
         schedule.stop(2.0)
+        if recorder.failure:
+            raise FaultError(f"{recorder.failure}; the recording ends after {recorder.ticks} ticks")
     log.info("recorded %d ticks in %s", recorder.ticks, arguments.out)
     if not recorder.gpu_ticks:
         log.warning("no GPU answered: %s holds the network and the disks alone", arguments.out)
@@ -150,6 +158,8 @@ def simulate(arguments: argparse.Namespace) -> int:
 
     if arguments.kind not in available_kinds():
         raise UsageError(f"unknown kind {arguments.kind!r}; choose one of {', '.join(available_kinds())}")
+    if not 1 <= arguments.gpus <= 16:
+        raise UsageError(f"--gpus is {arguments.gpus}; a node has 1 to 16")
     scenario = Scenario(
         kind=arguments.kind,
         board=arguments.board,
@@ -167,6 +177,8 @@ def train(arguments: argparse.Namespace) -> int:
     from classifier.training import train as train_model
 
     _log_to_stderr("info")
+    if not arguments.out.absolute().parent.is_dir():
+        raise UsageError(f"cannot create {arguments.out}: its folder does not exist")
     report = train_model(TrainingConfig(seed=arguments.seed), arguments.out, log.info)
     print(report.format())
     return 0
@@ -246,7 +258,8 @@ def _stop_event() -> threading.Event:
 
     def handle(number: int, _frame: object) -> None:
         stop.set()
-        signal.signal(number, signal.default_int_handler)
+        # A second Ctrl-C is impatience; a second SIGTERM is what some supervisors send in any case.
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_IGN)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)

@@ -14,6 +14,7 @@ from agent.samplers.nvml_config import NvmlConfig
 from agent.samplers.xid import XidConfig
 from classifier.detectors.registry import DetectorsConfig
 from classifier.labeller import LabellerConfig
+from exporters.web import parse_listen
 
 DEFAULT_PATH: Final = Path("/etc/warpwatch/warpwatch.toml")
 
@@ -41,6 +42,10 @@ class ExporterConfig:
 
     #: Address and port of /metrics and the landing page; ":9836" listens on all addresses.
     listen: str = ":9836"
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for an address that cannot be one."""
+        parse_listen(self.listen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

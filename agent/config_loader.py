@@ -1,12 +1,15 @@
 """Maps one TOML file onto frozen dataclasses, strictly: the dataclasses are the schema and hold the defaults.
 
-Every error names the file, the key in full and its line where it can be found, and what is allowed.
+Every error names the file, the key in full and its line where it can be found, and what is allowed. No quantity of any
+table may be negative or infinite, and what ends in _ratio or _probability lies between 0 and 1; what else holds for
+a key is checked by its dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -56,9 +59,11 @@ class _Loader:
             if key not in fields:
                 raise self._unknown(key, prefix, fields)
             arguments[key] = self._convert(hints[key], value, prefix + key)
+        for key, value in arguments.items():
+            self._check_range(key, value, prefix + key)
         try:
             return schema(**arguments)
-        except ValueError as error:
+        except (ValueError, UsageError) as error:
             raise UsageError(f"{self._path}: [{prefix.rstrip('.') or 'top level'}] {error}") from error
 
     def _convert(self, hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - type hints are plain objects
@@ -82,6 +87,17 @@ class _Loader:
             raise self._wrong(key, value, f"a {_KIND_NAMES[hint]}")
         return hint(value)
 
+    def _check_range(self, name: str, value: object, key: str) -> None:
+        """Refuse what no quantity of this unit can be: units stand in names, so the name says what is allowed."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+        if not math.isfinite(value):
+            raise self._wrong(key, value, "a finite number")
+        if name.endswith(_SHARES) and not 0 <= value <= 1:
+            raise self._wrong(key, value, "from 0 to 1")
+        if value < 0:
+            raise self._wrong(key, value, "0 or more")
+
     def _unknown(self, key: str, prefix: str, allowed: Mapping[str, object]) -> UsageError:
         near = difflib.get_close_matches(key, allowed, n=1)
         hint = f"did you mean {prefix + near[0]!r}?" if near else "allowed here: " + ", ".join(allowed)
@@ -99,6 +115,8 @@ class _Loader:
         return str(self._path)
 
 
+#: Ends of names whose values are shares of a whole.
+_SHARES = ("_ratio", "_probability")
 _KIND_NAMES: dict[type, str] = {bool: "boolean", int: "whole number", float: "number", str: "string", Path: "path"}
 
 

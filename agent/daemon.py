@@ -154,7 +154,9 @@ class Daemon:
 
 def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     """Sample every source once, without a schedule or a port, and return the page in Prometheus' text format."""
-    samplers, pipeline, _ = _build(config, clock, demo)
+    samplers, pipeline, notice = _build(config, clock, demo)
+    if notice:
+        log.warning(notice)
     schedule = Schedule(samplers.all, clock, pipeline.ingest)
     schedule.run_once()
     now = clock.now()

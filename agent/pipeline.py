@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import numpy as np
-
 from agent import __version__
+from agent.accounts import Account
 from agent.clock import Instant
 from agent.devices import DeviceLimit
-from agent.history import GpuHistory, History
+from agent.history import History
 from agent.mig_layout import card_of
 from agent.records import (
     PERIODS_S,
@@ -36,7 +35,6 @@ from agent.records import (
     Tick,
 )
 from agent.samplers import SamplerStatus
-from agent.vocabulary import WORKLOADS
 from agent.xids import XIDS, XidCatalogue
 from classifier.detectors import Detector
 from classifier.detectors.baseline import PowerBaselines
@@ -96,7 +94,8 @@ class Pipeline:
         self._demo_notice = demo_notice
         self._model = model
         self._latest: dict[tuple[type[Record], object], Record] = {}
-        self._accounts: dict[GpuKey, _Account] = {}
+        self._accounts: dict[GpuKey, Account] = {}
+        self._length_s = 0.0  # of a replay that has ended
         self._decisions: dict[GpuKey, Decision] = {}
         self._assessments: tuple[Assessment, ...] = ()
         self._devices = DeviceLimit()
@@ -124,24 +123,28 @@ class Pipeline:
             for assessment in detector.assess(now, self.history, self._decisions)
         )
         for key in (self._accounts.keys() | self.history.all_gpus.keys()) - self.history.gpus.keys():
-            self._accounts.setdefault(key, _Account(self._max_gap_s)).pause()
+            self._accounts.setdefault(key, Account(self._max_gap_s)).pause()
         for decision in decisions:
             self._book(now, decision.key)
             self._accounts[decision.key].workload = decision.workload
         return Judgement(decisions, self.findings.update(now, self._assessments))
 
-    def settle(self, now: Instant) -> None:
-        """Book the time since the last judgement, at the end of a replay."""
+    def settle(self, start_s: float, now: Instant) -> None:
+        """Book the time since the last judgement, at the end of a replay that began at `start_s`."""
         for key in self._accounts.keys() & self.history.gpus.keys():
             self._book(now, key, is_final=True)
+        self._length_s = now.monotonic_s - start_s
 
     def _book(self, now: Instant, key: GpuKey, *, is_final: bool = False) -> None:
-        account = self._accounts.setdefault(key, _Account(self._max_gap_s))
+        account = self._accounts.setdefault(key, Account(self._max_gap_s))
         account.book(now.monotonic_s, self.history.gpus[key], is_final=is_final)
 
     def workload_seconds(self, key: GpuKey) -> Mapping[str, float]:
-        """Return the seconds by workload, all five words, since the first judgement of this GPU."""
-        return self._accounts[key].seconds
+        """Return the seconds by workload, all five words, since the first judgement of this GPU.
+
+        At the end of a replay they sum to its length: what is left of a GPU that came late or went early is unknown.
+        """
+        return self._accounts[key].filled(self._length_s)
 
     def snapshot(
         self,
@@ -221,57 +224,6 @@ class Pipeline:
             return True
         period = max(PERIODS_S[type(record)], self._sample_interval_s)
         return now.monotonic_s - record.monotonic_s <= STALE_PERIODS * period
-
-
-class _Account:
-    """Seconds and joules of one GPU by the label it held; time flows by samples, and a gap in them is unknown."""
-
-    def __init__(self, max_gap_s: float) -> None:
-        self.seconds = dict.fromkeys(WORKLOADS, 0.0)
-        self.energy_joules = dict.fromkeys(WORKLOADS, 0.0)
-        self.has_energy = False
-        self.workload = "unknown"
-        self._max_gap_s = max_gap_s
-        self._mark_s: float | None = None
-        self._sample_s: float | None = None
-        self._is_paused = False
-
-    def pause(self) -> None:
-        """Leave out the time until the next call of `book`: there was no such place to work."""
-        self._is_paused = True
-
-    def book(self, now_s: float, gpu: GpuHistory, *, is_final: bool) -> None:
-        """Book the time from the last call to the newest sample, or to `now_s` where that sample is too old."""
-        first_s, newest_s = gpu.first_s, gpu.last_s
-        if first_s is None or newest_s is None:
-            return
-        if self._is_paused:
-            self._mark_s, self._sample_s, self._is_paused = newest_s, newest_s, False
-        if self._mark_s is None or self._sample_s is None:
-            self._mark_s = self._sample_s = first_s
-        times = gpu.series("samples", newest_s, newest_s - self._sample_s).times
-        steps = np.diff(times, prepend=self._sample_s)
-        covered = float(steps[steps <= self._max_gap_s].sum())
-        end_s = newest_s
-        if now_s - newest_s > self._max_gap_s or is_final:
-            end_s = now_s
-            covered += now_s - newest_s if now_s - newest_s <= self._max_gap_s else 0.0
-        span = end_s - self._mark_s
-        # After a gap that was booked while it lasted, the mark lies beyond the sample before it.
-        covered = min(covered, span)
-        self.seconds[self.workload] += covered
-        self.seconds["unknown"] += span - covered
-        self._book_energy(gpu, covered)
-        self._mark_s, self._sample_s = max(self._mark_s, end_s), newest_s
-
-    def _book_energy(self, gpu: GpuHistory, covered_s: float) -> None:
-        for channel in ("energy_power_watts", "power_watts"):
-            if gpu.has(channel):
-                self.has_energy = True
-                watts = gpu.series(channel, gpu.last_s or 0.0, max(covered_s, JUDGEMENT_PERIOD_S)).values
-                if watts.size:
-                    self.energy_joules[self.workload] += float(watts.mean()) * covered_s
-                return
 
 
 def _subject(record: Record) -> object:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
+import platform
+import threading
+from collections.abc import Sequence
 
 from agent import __version__
+from agent.errors import FaultError
 from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuSample, Record, Tick
 from agent.trace import TraceHeader, TraceWriter
 
@@ -21,24 +26,39 @@ class Recorder:
         self._identify = identify
         self.ticks = 0
         self.gpu_ticks = 0
+        self.failure: FaultError | None = None
+        self._lock = threading.Lock()
 
     def deliver(self, tick: Tick) -> None:
-        """Append one tick and hand it to the system, so that a crash loses at most the line being written."""
+        """Append one tick and hand it to the system, so that a crash loses at most the line being written.
+
+        May be called by several threads. After a failed write `failure` is set, and nothing more is written.
+        """
         records = tick.records if self._identify else tuple(map(_masked, tick.records))
-        self._writer.write(dataclasses.replace(tick, records=records))
-        self._writer.flush()
+        with self._lock:
+            if self.failure is None:
+                self._append(dataclasses.replace(tick, records=records))
+
+    def _append(self, tick: Tick) -> None:
+        try:
+            self._writer.write(tick)
+            self._writer.flush()
+        except FaultError as error:
+            self.failure = error
+            return
         self.ticks += 1
-        self.gpu_ticks += any(isinstance(record, GpuSample) for record in records)
+        self.gpu_ticks += any(isinstance(record, GpuSample) for record in tick.records)
 
 
-def recording_header(label: str | None, interval_s: float) -> TraceHeader:
+def recording_header(label: str | None, interval_s: float, samplers: Sequence[str]) -> TraceHeader:
     """Return the header of a live recording."""
     return TraceHeader(
         provenance="recorded",
         interval_s=interval_s,
         label=label,
         source="warpwatch record",
-        samplers={"warpwatch": __version__},
+        machine={"kernel": platform.release(), "processors": os.cpu_count() or 0},
+        samplers=dict.fromkeys(samplers, __version__),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Final, TextIO
 
 from agent.clock import Instant
 from agent.pipeline import JUDGEMENT_PERIOD_S, STALE_PERIODS, Judgement, Pipeline
-from agent.records import GpuKey, Tick
+from agent.records import GpuKey, GpuSample, GpuState, Tick
 from agent.vocabulary import SEVERITIES, WORKLOADS
 from classifier.results import Decision, Finding
 
@@ -30,7 +30,7 @@ class ReplayStep:
 
 
 def replay(ticks: Iterable[Tick], pipeline: Pipeline, interval_s: float) -> Iterator[ReplayStep]:
-    """Feed `ticks` to the pipeline and yield each judgement: one for each 5 s of trace time from the first sample on.
+    """Feed `ticks` to the pipeline and yield each judgement: one for each 5 s from the first sample of a GPU on.
 
     Where the log is slower than that, one for each sample, and in a hole of more than three intervals one for each
     interval of it, so that a gap shows while it lasts. Traces keep their own monotonic times; `t` starts at 0.
@@ -44,6 +44,9 @@ def replay(ticks: Iterable[Tick], pipeline: Pipeline, interval_s: float) -> Iter
     due_s = 0.0
     for tick in ticks:
         if start is None:
+            if not any(isinstance(record, GpuSample | GpuState) for record in tick.records):
+                pipeline.ingest(tick)  # of the host alone: there is nothing to judge yet
+                continue
             start = tick
             due_s = tick.monotonic_s
         if last is not None:
@@ -55,8 +58,8 @@ def replay(ticks: Iterable[Tick], pipeline: Pipeline, interval_s: float) -> Iter
         if is_slow or due_s <= tick.monotonic_s:
             yield _judge(pipeline, start, last, tick.monotonic_s)
             due_s = tick.monotonic_s + step_s if is_slow else due_s + step_s
-    if last is not None:
-        pipeline.settle(Instant(last.monotonic_s, last.wall_s))
+    if start is not None and last is not None:
+        pipeline.settle(start.monotonic_s, Instant(last.monotonic_s, last.wall_s))
 
 
 def _judge(pipeline: Pipeline, start: Tick, last: Tick, at_s: float) -> ReplayStep:
@@ -116,7 +119,8 @@ class ReplayJson:
         """Write one summary for each GPU, and one for the node where findings of node or job scope exist."""
         for key in sorted(self._labels, key=lambda k: (k.gpu, -1 if k.gpu_i_id is None else k.gpu_i_id)):
             booked = {word: seconds(key)[word] for word in WORKLOADS}
-            self._summary(key, max(WORKLOADS, key=lambda word: booked[word]), booked)
+            # Of equal times the last word counts: a trace of one sample is unknown.
+            self._summary(key, max(reversed(WORKLOADS), key=lambda word: booked[word]), booked)
         if any(finding.key is None for finding in self._findings.values()):
             self._summary(None, None, None)
 

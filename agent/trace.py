@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
-from agent.errors import UsageError
+from agent.errors import FaultError, UsageError
 from agent.record_codec import Json, decode_number, decode_records, encode_records
 from agent.records import Tick
 
@@ -93,7 +93,8 @@ class LogBytes:
             self._size = self._raw.seek(0, io.SEEK_END)
             self._raw.seek(0)
         except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from error
+            reason = error.strerror or "it is a pipe; save the log to a file first"
+            raise UsageError(f"cannot read {path}: {reason}") from error
         for magic, name in _COMPRESSIONS.items():
             if start.startswith(magic):
                 self._raw.close()
@@ -127,11 +128,15 @@ _HEADER_FIELDS: Final = frozenset(f.name for f in dataclasses.fields(TraceHeader
 
 
 class TraceWriter:
-    """Appends ticks to a trace file; gzip where the name ends in .gz. Equal input gives equal bytes."""
+    """Appends ticks to a trace file; gzip where the name ends in .gz. Equal input gives equal bytes.
+
+    All methods raise FaultError where the system refuses to write, as on a full disk.
+    """
 
     def __init__(self, path: Path, header: TraceHeader) -> None:
         """Create the file and write the header; raises UsageError where the file cannot be created."""
         self._path = path
+        self._has_failed = False
         if path.suffix in _UNWRITABLE:
             raise UsageError(f"cannot write trace {path}: {path.suffix[1:]} is not offered; end the name in .jsonl.gz")
         try:
@@ -151,22 +156,35 @@ class TraceWriter:
 
     def _line(self, value: object) -> None:
         # One string, then one write: json.dump takes the slow encoder, and a half-written line could be left behind.
-        self._text.write(json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n")
+        line = json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n"
+        with self._writing():
+            self._text.write(line)
 
     def flush(self) -> None:
         """Hand everything written so far to the system, so that a crash loses nothing before this moment."""
-        self._text.flush()
-        if self._gzip is not None:
-            self._gzip.flush(zlib.Z_SYNC_FLUSH)
-        self._raw.flush()
+        with self._writing():
+            self._text.flush()
+            if self._gzip is not None:
+                self._gzip.flush(zlib.Z_SYNC_FLUSH)
+            self._raw.flush()
 
     def close(self) -> None:
-        """Finish the file; idempotent."""
+        """Finish the file; idempotent, and silent about what an earlier call has already raised."""
         try:
-            if not self._text.closed:
-                self._text.close()
+            with contextlib.suppress(FaultError) if self._has_failed else contextlib.nullcontext(), self._writing():
+                if not self._text.closed:
+                    self._text.close()
         finally:
-            self._raw.close()
+            with contextlib.suppress(OSError):
+                self._raw.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._has_failed = True
+            raise FaultError(f"cannot write trace {self._path}: {error.strerror}") from error
 
     def __enter__(self) -> Self:
         return self

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from agent.clock import Instant
+from agent.errors import UsageError
 from agent.records import PERIODS_S, Record, Tick
 
 #: A tick that is due so soon is taken now, so that a schedule that is late by some milliseconds at one call and not at
@@ -24,28 +25,25 @@ class DemoSampler:
     period_s = 1.0
 
     def __init__(self, trace: Iterable[Tick], interval_s: float) -> None:
-        """Take the ticks of a trace, which are read at the first probe, and the usual distance of two of them."""
+        """Read a trace into memory; `interval_s` is the usual distance of two ticks.
+
+        Raises UsageError where it holds no GPU.
+        """
         self.errors: Mapping[str, int] = {}
-        self._trace = trace
-        self._interval_s = interval_s
-        self.gpu_count: int | None = None  # None until the trace is read
-        self._ticks: tuple[Tick, ...] = ()
-        self._first_s = 0.0
-        self._length_s = 0.0
+        self._ticks = tuple(tick for tick in map(_gpu_tick, trace) if tick.records)
+        if not self._ticks:
+            raise UsageError("the trace to play holds no sample of a GPU; name another one after --demo")
+        self._first_s = self._ticks[0].monotonic_s
+        self._length_s = self._ticks[-1].monotonic_s - self._first_s + interval_s
         self._started_s: float | None = None
         self._next = 0
         self._round = 0
+        keys = {getattr(record, "key", None) for tick in self._ticks for record in tick.records}
+        self.gpu_count = len(keys)
 
     def probe(self) -> bool:
-        """Read the trace into memory and return whether it holds any tick."""
-        if not self._ticks:
-            self._ticks = tuple(_gpu_tick(tick) for tick in self._trace)
-        if self._ticks:
-            self._first_s = self._ticks[0].monotonic_s
-            self._length_s = self._ticks[-1].monotonic_s - self._first_s + self._interval_s
-            keys = {getattr(record, "key", None) for tick in self._ticks for record in tick.records}
-            self.gpu_count = len(keys)
-        return bool(self._ticks)
+        """Return True: the trace is in memory."""
+        return True
 
     def sample(self, now: Instant) -> Sequence[Record]:
         """Return the newest record of each kind and GPU since the last call, stamped with the present time."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 
+from agent.config import load_config
 from agent.config_loader import dump_toml, load_toml
 from agent.errors import UsageError
 
@@ -15,6 +16,7 @@ from agent.errors import UsageError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inner:
     seconds: float = 30.0
+    share_ratio: float = 0.5
     names: tuple[str, ...] = ("a",)
 
     def __post_init__(self):
@@ -52,7 +54,7 @@ def test_a_dump_reads_back_to_the_same(tmp_path):
     ("text", "message"),
     [
         ("\ncuont = 4\n", "line 2: unknown key 'cuont'; did you mean 'count'?"),
-        ("[inner]\nfoo = 1\n", "line 2: unknown key 'inner.foo'; allowed here: seconds, names"),
+        ("[inner]\nfoo = 1\n", "line 2: unknown key 'inner.foo'; allowed here: seconds, share_ratio, names"),
         ("[other]\n", "line 1: unknown key 'other'; allowed here: level, count, enabled, folder, state, inner"),
         ("count = 1.5\n", "line 1: count is 1.5; it must be a whole number"),
         ("count = true\n", "line 1: count is True; it must be a whole number"),
@@ -60,7 +62,10 @@ def test_a_dump_reads_back_to_the_same(tmp_path):
         ('level = "loud"\n', "line 1: level is 'loud'; it must be one of 'info', 'debug'"),
         ("inner = 3\n", "line 1: inner is 3; it must be a table"),
         ('[inner]\nnames = ["a", 2]\n', "line 2: inner.names is ['a', 2]; it must be a list of strings"),
-        ("[inner]\nseconds = -1\n", "[inner] seconds is -1.0; it must be above 0"),
+        ("[inner]\nseconds = 0\n", "[inner] seconds is 0.0; it must be above 0"),
+        ("[inner]\nseconds = -1\n", "line 2: inner.seconds is -1.0; it must be 0 or more"),
+        ("[inner]\nseconds = nan\n", "line 2: inner.seconds is nan; it must be a finite number"),
+        ("[inner]\nshare_ratio = 5\n", "line 2: inner.share_ratio is 5.0; it must be from 0 to 1"),
         ("count = \n", "not valid TOML"),
     ],
 )
@@ -79,3 +84,11 @@ def test_an_unreadable_file_is_named(tmp_path):
     binary.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UsageError, match="is not UTF-8 text"):
         load_toml(Schema, binary)
+
+
+def test_the_address_to_listen_on_is_checked_with_the_file(tmp_path):
+    file = tmp_path / "warpwatch.toml"
+    for address in ("nope", ":99999"):
+        file.write_text(f'[exporter]\nlisten = "{address}"\n')
+        with pytest.raises(UsageError, match=address):
+            load_config(file)

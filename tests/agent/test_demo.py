@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agent.clock import Instant
+from agent.errors import UsageError
 from agent.records import GpuKey, GpuSample, NetworkSample, Tick
 from agent.samplers.demo import DemoSampler
 
@@ -29,7 +32,6 @@ def played(sampler, t):
 
 def test_it_plays_in_real_time_and_starts_again_at_the_end():
     sampler = DemoSampler(trace(), 1.0)
-    assert sampler.gpu_count is None
     assert sampler.probe()
     assert sampler.gpu_count == 1
     assert played(sampler, 7000.0) == [0.1]
@@ -47,8 +49,9 @@ def test_records_carry_the_present_time_and_only_gpus_are_played():
     assert (record.monotonic_s, record.wall_s, record.key) == (7000.0, 12345.0, KEY)
 
 
-def test_an_empty_trace_is_not_there():
-    assert not DemoSampler(iter(()), 1.0).probe()
+def test_a_trace_without_gpus_is_refused():
+    with pytest.raises(UsageError, match="no sample of a GPU"):
+        DemoSampler(iter(()), 1.0)
 
 
 def test_after_a_long_pause_it_goes_on_at_once():

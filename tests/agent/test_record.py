@@ -37,7 +37,7 @@ def filled(cls: type[Record], **changes) -> Record:
 
 def recorded(tmp_path, *records, identify=False) -> str:
     path = tmp_path / "out.jsonl"
-    with TraceWriter(path, recording_header(None, 1.0)) as writer:
+    with TraceWriter(path, recording_header(None, 1.0, ["nvml"])) as writer:
         Recorder(writer, identify=identify).deliver(Tick(monotonic_s=0.0, wall_s=0.0, records=records))
     return path.read_text(encoding="utf-8")
 

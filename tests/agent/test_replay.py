@@ -11,7 +11,7 @@ import pytest
 from agent.clock import Instant
 from agent.config import Config
 from agent.pipeline import MAX_XIDS, Pipeline
-from agent.records import GpuHealth, GpuKey, GpuMigInfo, GpuSample, GpuXids, NetworkSample, Tick
+from agent.records import GpuHealth, GpuKey, GpuMigInfo, GpuSample, GpuState, GpuXids, NetworkSample, Tick
 from agent.replay import ReplayJson, ReplayText, replay
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.registry import build_detectors
@@ -299,3 +299,35 @@ def test_detectors_forget_an_instance_that_is_gone():
     assert assessed(30.0) == {ONE}
     play(pipeline, range(31, 61), (CARD,))
     assert assessed(60.0) == {CARD}
+
+
+def test_a_gpu_that_was_dead_all_the_time_is_unknown_in_the_summary():
+    lost = [
+        Tick(monotonic_s=t, wall_s=t, records=(GpuState(monotonic_s=t, wall_s=t, key=KEY, state="lost"),))
+        for t in range(60)
+    ]
+    events, _ = run(lost)
+    assert {event["reason"] for event in events if event["type"] == "decision"} == {"gpu_lost"}
+    assert events[-1]["workload"] == "unknown"
+    assert events[-1]["seconds"] == {"training": 0, "inference": 0, "idle": 0, "other": 0, "unknown": 59.0}
+
+
+def test_a_trace_of_one_sample_is_unknown():
+    assert run(ticks([0.0]))[0][-1]["workload"] == "unknown"
+
+
+def test_a_gpu_that_comes_late_sums_to_the_length_too():
+    late = GpuKey(1, "GPU-1")
+    trace = [*ticks(range(60)), *ticks(range(60, 121), keys=(KEY, late))]
+    events, _ = run(trace)
+    by_gpu = {event["gpu"]: event["seconds"] for event in events if event["type"] == "summary"}
+    assert sum(by_gpu[0].values()) == pytest.approx(120.0)
+    assert sum(by_gpu[1].values()) == pytest.approx(120.0)
+    assert by_gpu[1]["unknown"] >= 60.0
+
+
+def test_the_first_decision_is_at_0_also_where_the_host_was_sampled_first():
+    network = NetworkSample(monotonic_s=99.9, wall_s=0.0, device="eth0", receive_bytes_total=1, transmit_bytes_total=2)
+    host = Tick(monotonic_s=99.9, wall_s=0.0, records=(network,))
+    events, _ = run([host, *ticks([100.0 + i for i in range(6)])])
+    assert times_of(events) == [0.0, 5.0]

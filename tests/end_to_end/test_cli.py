@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -41,6 +43,11 @@ def test_every_command_has_help_with_examples():
         (["simulate", "nonsense", "out.jsonl"], 2, "data_parallel_training"),
         (["simulate", "idle", "out.jsonl", "--board", "Z80"], 2, "Z80"),
         (["evaluate", "absent"], 2, "absent"),
+        (["run", "--demo", "no_gpu.jsonl"], 2, "no sample of a GPU"),
+        (["simulate", "idle", "out.jsonl", "--gpus", "17"], 2, "1 to 16"),
+        (["simulate", "idle", "/dev/full"], 1, "No space left on device"),
+        (["run", "--once", "--config", "address.toml"], 2, "99999"),
+        (["train", "absent/bundle"], 2, "absent/bundle"),
     ],
 )
 def test_bad_input_gets_one_sentence_and_its_status(tmp_path, arguments, status, sentence):
@@ -48,6 +55,10 @@ def test_bad_input_gets_one_sentence_and_its_status(tmp_path, arguments, status,
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "unknown.csv").write_text("colour,shape\nred,round\n")
     (tmp_path / "binary.bin").write_bytes(bytes(range(256)) * 8)
+    (tmp_path / "address.toml").write_text('[exporter]\nlisten = ":99999"\n')
+    (tmp_path / "no_gpu.jsonl").write_text(
+        '{"provenance":"recorded","interval_s":1.0,"schema":1}\n{"t":0.0,"w":0.0,"r":{}}\n'
+    )
     (tmp_path / "bad.toml").write_text('[exporter]\nlisen = ":1"\n')
     done = run_warpwatch(*arguments, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if line]
@@ -56,7 +67,33 @@ def test_bad_input_gets_one_sentence_and_its_status(tmp_path, arguments, status,
     assert sentence in lines[0]
 
 
+def test_a_full_disk_ends_a_command_with_one_sentence(tmp_path):
+    (tmp_path / "log.csv").write_text(CSV)
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [warpwatch(), "replay", "log.csv", "--json"], check=False, stdout=full, stderr=-1, text=True, cwd=tmp_path
+        )
+    assert (done.returncode, done.stderr) == (1, "warpwatch: cannot read or write output: No space left on device\n")
+    done = run_warpwatch("record", "/dev/full", "--duration", "30", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("warpwatch: cannot write trace /dev/full: No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_replay_stops_when_told(tmp_path):
+    run_warpwatch("simulate", "idle", "idle.jsonl", "--seconds", "7200", cwd=tmp_path)
+    replay = subprocess.Popen([warpwatch(), "replay", "idle.jsonl", "--json"], stdout=-1, stderr=-1, cwd=tmp_path)
+    replay.stdout.readline()
+    replay.send_signal(signal.SIGTERM)
+    out, error = replay.communicate(timeout=5)
+    assert replay.returncode == 1
+    assert error == b"warpwatch: interrupted\n"
+    assert b'"summary"' not in out
+
+
 def test_wrong_use_is_status_2():
+    assert run_warpwatch("simulate", "idle", "x.jsonl", "--seed", "-1").returncode == 2
+    assert "not a number above 0" in run_warpwatch("replay", "x", "--speed", "x").stderr
     assert run_warpwatch("replay").returncode == 2
     assert run_warpwatch("replay", "x", "--speed", "-1").returncode == 2
     assert run_warpwatch("nonsense").returncode == 2
