@@ -3,10 +3,15 @@
 1. A GPU that is lost, or whose samples stopped, is `unknown`: old values say nothing about now.
 2. Evidence starts with the first sample after a gap or after another set of processes took over; below 15 s of it the
    answer is `unknown` (too_few_samples).
-3. Idle is physics, not statistics: utilisation p95 at most 2 % over 60 s is idle, whether memory is held or not. In
-   public recordings of 29 sources this catches every empty window; a loaded server that waits is idle too.
+3. Idle is physics, not statistics: it is said exactly while its rule holds, whatever the model thinks. The rule is
+   utilisation p95 at most 2 % over the last minute, or since the evidence began where that is less, whether memory is
+   held or not; up to 3 of 60 samples may be higher. Once it no longer holds, the label is `unknown` until there is
+   evidence for another.
 4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
+
+A word other than `unknown` comes with probabilities, of which its own is the highest, and without a reason; `unknown`
+always has a reason.
 """
 
 from __future__ import annotations
@@ -112,7 +117,10 @@ class Labeller:
             signals = Signals(gpu, history.host, now.monotonic_s, since_s=state.since_s, gpu_count=len(history.gpus))
             if looks_idle(signals, self._config):
                 decisions[key] = self._idle(now, gpu, state, signals, span_s)
-            elif self._model is None:
+                continue
+            if state.smoother.label == "idle":
+                state.smoother.release(now.monotonic_s)
+            if self._model is None:
                 decisions[key] = self._barred(now, gpu, state, NO_MODEL, span_s)
             else:
                 rich = any(
@@ -192,28 +200,26 @@ class Labeller:
         for evidence, row, ratio in zip(pending, prediction.probabilities, prediction.out_of_domain_ratio, strict=True):
             smoother = evidence.state.smoother
             evidence.state.barred = None
-            probabilities: Array | None = row
             if ratio > 1.0:
                 label = smoother.refuse(now.monotonic_s, OUT_OF_DOMAIN)
-                probabilities = None
             else:
                 label = smoother.update(now.monotonic_s, row, self._thresholds(evidence, model))
             decisions[evidence.gpu.key] = _decision(
                 now, evidence.gpu, label, smoother.since_s, evidence.span_s,
-                reason=OUT_OF_DOMAIN if probabilities is None else smoother.reason,
-                probabilities=probabilities,
+                reason=smoother.reason,
+                probabilities=None if ratio > 1.0 else smoother.mean,
                 features=_telling(evidence.row, model),
                 out_of_domain_ratio=None if math.isnan(ratio) else float(ratio),
             )  # fmt: skip
         return decisions
 
     def _thresholds(self, evidence: _Evidence, model: Model) -> Array:
-        """Return the least mean probability per class at which it is said."""
+        """Return the least mean probability per class at which it is said; `idle` is the rule's to say, never here."""
         busy = model.threshold
         if not evidence.rich:
             early = evidence.span_s < self._config.basic_minimum_s
             busy = math.inf if early else max(busy, self._config.basic_threshold)
-        return np.array([model.threshold if name == "idle" else busy for name in CLASSES])
+        return np.array([math.inf if name == "idle" else busy for name in CLASSES])
 
 
 def looks_idle(signals: Signals, config: LabellerConfig) -> bool:

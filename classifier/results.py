@@ -15,9 +15,10 @@ Evidence = Mapping[str, float | str | None]
 class Decision:
     """What one GPU is doing, by the evidence of one moment and the ones before.
 
-    `probabilities` (telemetry and declared evidence combined) and `telemetry_probabilities` hold exactly the four
-    words of vocabulary.CLASSES and sum to 1, or are None with a `reason`. `workload` is the smoothed label;
-    `unknown` always has a reason.
+    `probabilities` (telemetry and declared evidence combined) and `telemetry_probabilities` are running means over
+    about 30 s; they hold exactly the four words of vocabulary.CLASSES and sum to 1, or are None with a `reason`.
+    `workload` is the smoothed label. A word other than `unknown` has probabilities, of which its own is the highest,
+    and no reason; `unknown` always has a reason.
     """
 
     key: GpuKey

@@ -2,7 +2,9 @@
 
 A forward filter with sticky transitions decides which class leads; a running mean of the model's own probabilities
 decides whether that is said at all. The two are apart on purpose: windows overlap, so the filter grows certain of
-whatever leads a little for long, and only the mean still tells that the evidence was weak.
+whatever leads a little for long, and only the mean still tells that the evidence was weak. The mean is what is
+published, and a label that is no longer its likeliest class ends at once: a label is slow to come and never outlives
+its evidence.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ class SmoothingConfig:
     evidence_ratio: float = 0.5
     #: Time constant of the running mean of probabilities.
     mean_s: float = 30.0
-    #: How long another label must lead before it is taken over.
+    #: How long another label must lead before it is taken over; until then the old one holds, or `unknown`.
     confirm_s: float = 10.0
     #: How far below its threshold the mean may fall before a label that holds is given up.
     release_ratio: float = 0.1
@@ -57,6 +59,11 @@ class Smoother:
         self._next_since_s = 0.0
 
     @property
+    def mean(self) -> Array | None:
+        """Running mean of the probabilities, in the order of vocabulary.CLASSES; None before the first."""
+        return self._mean
+
+    @property
     def posterior(self) -> Array:
         """Filtered probabilities in the order of vocabulary.CLASSES."""
         result: Array = np.exp(self._log)
@@ -68,10 +75,13 @@ class Smoother:
         `threshold` holds, per class, the least running mean of its probability at which it is said.
         """
         leader, mean = self._filter(now_s, probabilities)
-        name = CLASSES[leader]
+        name, likeliest = CLASSES[leader], CLASSES[int(np.argmax(mean))]
         needed = threshold[leader] - (self._config.release_ratio if name == self.label else 0.0)
-        sure = mean >= needed
-        return self._propose(now_s, name if sure else UNKNOWN, None if sure else AMBIGUOUS)
+        sure = name == likeliest and mean[leader] >= needed
+        self._propose(now_s, name if sure else UNKNOWN, None if sure else AMBIGUOUS)
+        if self.label != likeliest:
+            self._drop(now_s, AMBIGUOUS)
+        return self.label or UNKNOWN
 
     def settle(self, now_s: float, label: str) -> str:
         """Take a label that needs no smoothing, because a window of its own stands behind it; evidence starts anew."""
@@ -79,12 +89,19 @@ class Smoother:
         self.reset()
         return self._take(since_s, label, None)
 
-    def refuse(self, now_s: float, reason: str) -> str:
-        """Take a moment whose evidence is refused for `reason`; the label turns `unknown` if that lasts."""
-        return self._propose(now_s, UNKNOWN, reason)
+    def release(self, now_s: float) -> None:
+        """End a label that `settle` gave and that holds no longer: `unknown` until another has been confirmed."""
+        self.reset()
+        self._take(now_s, UNKNOWN, AMBIGUOUS)
 
-    def _filter(self, now_s: float, probabilities: Array) -> tuple[int, float]:
-        """Return the leading class and the running mean of its probability."""
+    def refuse(self, now_s: float, reason: str) -> str:
+        """Take a moment whose evidence is refused for `reason`: `unknown` at once."""
+        self._next = None
+        self._drop(now_s, reason)
+        return UNKNOWN
+
+    def _filter(self, now_s: float, probabilities: Array) -> tuple[int, Array]:
+        """Return the leading class and the running mean of all probabilities."""
         config = self._config
         elapsed_s = config.step_s if self._last_s is None else max(0.0, now_s - self._last_s)
         self._last_s = now_s
@@ -100,8 +117,7 @@ class Smoother:
         else:
             share = 1.0 - math.exp(-elapsed_s / config.mean_s)
             self._mean = self._mean + share * (probabilities - self._mean)
-        leader = int(np.argmax(self._log))
-        return leader, float(self._mean[leader])
+        return int(np.argmax(self._log)), self._mean
 
     def _propose(self, now_s: float, label: str, reason: str | None) -> str:
         if self.label is None:
@@ -114,6 +130,12 @@ class Smoother:
         elif now_s - self._next_since_s >= self._config.confirm_s:
             return self._take(self._next_since_s, label, reason)
         return self.label
+
+    def _drop(self, now_s: float, reason: str) -> None:
+        """Turn `unknown` at once; a label that is being confirmed goes on being confirmed."""
+        if self.label != UNKNOWN:
+            self.label, self.since_s = UNKNOWN, now_s
+        self.reason = reason
 
     def _take(self, since_s: float, label: str, reason: str | None) -> str:
         self.label, self.reason, self.since_s, self._next = label, reason, since_s, None

@@ -27,10 +27,11 @@ LONG_UTIL = FEATURE_NAMES.index("util__p50__300")
 
 @dataclass
 class FakeModel:
-    """Says training above 50 % utilisation and inference below, with `sure`; counts its calls."""
+    """Says training above 50 % utilisation and inference below, or `says`, with `sure`; counts its calls."""
 
     sure: float = 0.99
     ratio: float = 0.5
+    says: str | None = None
     threshold: float = 0.7
     deciding_features: tuple[str, ...] = ("sm__p50__60",)
     calls: list[int] = field(default_factory=list)
@@ -40,7 +41,8 @@ class FakeModel:
         probabilities = np.full((len(rows), 4), (1 - self.sure) / 3)
         for row, values in zip(probabilities, rows, strict=True):
             utilization = values[LONG_UTIL] if math.isnan(values[UTIL]) else values[UTIL]
-            row[0 if utilization > 0.5 else 1] = self.sure
+            busy = 0 if utilization > 0.5 else 1
+            row[busy if self.says is None else CLASSES.index(self.says)] = self.sure
         return Prediction(probabilities=probabilities, out_of_domain_ratio=np.full(len(rows), self.ratio))
 
 
@@ -125,9 +127,54 @@ def test_idle_needs_a_full_minute_after_work():
     assert node.at(155).workload != "idle"
     assert node.at(160).workload == "idle"
     node.feed(200, 300)
-    labels = [decision.workload for decision in node.decisions if decision.monotonic_s >= 200]
-    assert labels[:2] == ["idle", "idle"]  # a second of work does not end it
-    assert labels[-1] == "training"
+    # At 200 the last minute holds 1 busy sample, at 205 it holds 6.
+    assert (node.at(200).workload, node.at(205).workload, node.at(205).reason) == ("idle", "unknown", "ambiguous")
+    assert node.at(205).since_monotonic_s == 205.0
+    assert node.at(210).workload == "unknown"  # another word needs 10 s of confirmation
+    assert node.at(295).workload == "training"
+
+
+def test_idle_is_never_carried_by_a_model_that_says_so():
+    """Work after idleness, with a model that goes on saying idle: the rule decides."""
+    model = FakeModel(says="idle")
+    node = Node(model).feed(0, 100, util=0.0).feed(100, 200)
+    assert node.at(100).workload == "idle"
+    after = [decision for decision in node.decisions if decision.monotonic_s >= 105]
+    assert {(decision.workload, decision.reason) for decision in after} == {("unknown", "ambiguous")}
+    assert {decision.workload for decision in Node(model).feed(0, 100, util=0.1).decisions} == {"unknown"}
+
+
+def test_idle_ends_at_once_however_unlike_its_training_data_the_work_is():
+    node = Node(FakeModel(ratio=1.2)).feed(0, 100, util=0.0).feed(100, 130)
+    assert node.at(100).workload == "idle"
+    assert (node.at(105).workload, node.at(105).reason, node.at(105).probabilities) == (
+        "unknown",
+        "out_of_domain",
+        None,
+    )
+
+
+def test_published_probabilities_are_a_running_mean():
+    node = Node(FakeModel()).feed(0, 101)
+    node.labeller._model = FakeModel(says="inference")
+    before = node.at(100).probabilities["training"]
+    after = node.decide(101.0).probabilities["training"]
+    # One second later, with a time constant of 30 s: the old mean and 1 - exp(-1/30) = 0.0328 of the new value.
+    assert before == pytest.approx(0.99)
+    assert after == pytest.approx(0.99 + 0.0328 * (0.01 / 3 - 0.99), abs=1e-4)
+
+
+def test_a_label_ends_when_it_is_no_longer_the_likeliest():
+    smoother = Smoother(SmoothingConfig(mean_s=1.0))
+    training, inference = np.array([0.97, 0.01, 0.01, 0.01]), np.array([0.01, 0.97, 0.01, 0.01])
+    for t in range(0, 600, 5):
+        smoother.update(float(t), training, np.full(4, 0.7))
+    # The sticky filter still believes in training, the mean of a second does not.
+    assert smoother.update(600.0, inference, np.full(4, 0.7)) == "unknown"
+    assert (smoother.reason, smoother.since_s) == ("ambiguous", 600.0)
+    labels = [smoother.update(float(t), inference, np.full(4, 0.7)) for t in range(605, 640, 5)]
+    assert labels[-1] == "inference"
+    assert set(labels) == {"unknown", "inference"}
 
 
 def test_without_a_model_busy_is_unknown():
@@ -249,16 +296,25 @@ def test_smoother_follows_evidence_and_probabilities_stay_normal():
 
 def test_smoother_confirms_before_it_changes_and_dates_the_change_back():
     smoother = Smoother(SmoothingConfig(evidence_ratio=1.0, mean_s=1.0))
-    training, idle = np.array([0.97, 0.01, 0.01, 0.01]), np.array([0.01, 0.01, 0.97, 0.01])
+    training, other = np.array([0.97, 0.01, 0.01, 0.01]), np.array([0.01, 0.01, 0.01, 0.97])
     threshold = np.full(4, 0.7)
     for t in range(0, 60, 5):
         assert smoother.update(float(t), training, threshold) == "training"
-    seen = [smoother.update(float(t), idle, threshold) for t in range(60, 100, 5)]
-    first = seen.index("idle")
-    assert seen[:first] == ["training"] * first
+    seen = [smoother.update(float(t), other, threshold) for t in range(60, 100, 5)]
+    first = seen.index("other")
+    assert seen[:first] == ["unknown"] * first
     assert first >= 2
     assert smoother.since_s == 60.0 + 5.0 * first - 10.0
-    assert smoother.refuse(100.0, "out_of_domain") == "idle"
+
+
+def test_refused_evidence_ends_a_label_at_once_and_it_comes_back_after_confirmation():
+    smoother, training = Smoother(SmoothingConfig()), np.array([0.97, 0.01, 0.01, 0.01])
+    assert smoother.update(0.0, training, np.full(4, 0.7)) == "training"
+    assert smoother.refuse(5.0, "out_of_domain") == "unknown"
+    assert (smoother.reason, smoother.since_s) == ("out_of_domain", 5.0)
+    labels = [smoother.update(t, training, np.full(4, 0.7)) for t in (10.0, 15.0, 20.0)]
+    assert labels == ["unknown", "unknown", "training"]
+    assert smoother.reason is None
 
 
 @pytest.mark.parametrize(
