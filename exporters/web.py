@@ -15,15 +15,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from waitress import wasyncore
-from waitress.server import create_server
 
 from agent.errors import FaultError, UsageError
 from exporters.landing import STYLE_SOURCE, render_landing
 from exporters.prometheus import PrometheusPage, accepts_gzip, negotiate
 from exporters.snapshot import NodeSnapshot
+from exporters.web_connections import GuardedServer, WebServerConfig
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
+
+__all__ = ["DEFAULT_PORT", "WebApp", "WebServer", "WebServerConfig", "parse_listen"]
 
 DEFAULT_PORT: Final = 9836
 
@@ -137,22 +139,10 @@ def parse_listen(listen: str) -> tuple[str, int]:
     return host, port
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebServerConfig:
-    """Limits of the web server; it is meant for a few scrapers and people, and holds no more."""
-
-    threads: int = 2  #: Requests answered at the same time; each takes milliseconds.
-    connection_limit: int = 64  #: Open connections; more wait in the kernel's queue.
-    idle_timeout_s: int = 30  #: A connection that sends nothing for so long is closed.
-    header_max_bytes: int = 16384  #: A longer request head is refused (431).
-    body_max_bytes: int = 1024  #: A longer request body is refused (413); no page reads one.
-    backlog: int = 128  #: Connections that wait to be accepted.
-
-
 class WebServer:
     """A WSGI application on one address, in threads of its own.
 
-    Slow readers are buffered and hold no thread.
+    Slow clients hold no thread, and each step of a connection has its deadline (exporters.web_connections).
     """
 
     def __init__(
@@ -184,21 +174,7 @@ class WebServer:
         self._port = listener.getsockname()[1]
         # Its log lines are about clients (a scraper that hung up), not about the node.
         logging.getLogger("waitress").setLevel(logging.ERROR)
-        self._server = create_server(
-            self._app,
-            map=self._channels,
-            sockets=[listener],
-            threads=self._config.threads,
-            connection_limit=self._config.connection_limit,
-            channel_timeout=self._config.idle_timeout_s,
-            cleanup_interval=max(1, self._config.idle_timeout_s // 3),
-            max_request_header_size=self._config.header_max_bytes,
-            max_request_body_size=self._config.body_max_bytes,
-            backlog=self._config.backlog,
-            log_socket_errors=False,
-            asyncore_use_poll=True,
-            ident=None,
-        )
+        self._server = GuardedServer(self._app, listener, self._config, self._channels)
         self._thread = threading.Thread(target=self._server.run, name="web", daemon=True)
         self._thread.start()
 
