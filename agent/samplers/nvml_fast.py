@@ -17,7 +17,6 @@ from agent.samplers.nvml_calls import NOT_OFFERED
 from agent.samplers.nvml_fields import POWER_INSTANT
 from agent.samplers.nvml_health import MAX_MILLIWATTS
 
-_FIELDS: Final = (POWER_INSTANT,)
 #: Readings kept for a GPU that nobody takes.
 _MOST_READINGS: Final = 1000
 _GIVE_UP: Final = NOT_OFFERED | {nvml.NO_PERMISSION, nvml.GPU_IS_LOST, nvml.UNINITIALIZED, nvml.INVALID_ARGUMENT}
@@ -25,11 +24,12 @@ _GIVE_UP: Final = NOT_OFFERED | {nvml.NO_PERMISSION, nvml.GPU_IS_LOST, nvml.UNIN
 
 def is_cheap(handle: nvml.DeviceHandle, most_s: float) -> bool:
     """Return whether the driver offers the field and the quickest of three readings takes no longer than `most_s`."""
+    field = nvml.OneField(POWER_INSTANT)
     durations = []
     for _ in range(3):
         begin = stopwatch()
         try:
-            (reading,) = nvml.field_values(handle, _FIELDS)
+            reading = field.read(handle)
         except nvml.NvmlError:
             return False
         if reading.code != 0:
@@ -137,6 +137,7 @@ class FastPower:
 
     def _run(self, number: int) -> None:
         due_s = stopwatch()
+        field = nvml.OneField(POWER_INSTANT)
         while self._run_number == number:
             self._wake.clear()
             targets = self._enter(number)
@@ -145,7 +146,7 @@ class FastPower:
                 self._wake.wait()
                 due_s = stopwatch()
                 continue
-            readings, over = self._read_all(number, targets)
+            readings, over = self._read_all(number, targets, field)
             self._leave(number, readings, over)
             due_s = max(due_s + self._period_s, stopwatch())  # what was missed is not made up for
             self._wake.wait(max(0.0, due_s - stopwatch()))
@@ -160,7 +161,7 @@ class FastPower:
             return dict(self._targets)
 
     def _read_all(
-        self, number: int, targets: Mapping[str, nvml.DeviceHandle]
+        self, number: int, targets: Mapping[str, nvml.DeviceHandle], field: nvml.OneField
     ) -> tuple[list[tuple[str, float, float]], list[str]]:
         """Return UUID, stopwatch and watts of each reading, and the GPUs that are not to be asked again."""
         readings, over = [], []
@@ -169,7 +170,7 @@ class FastPower:
                 break
             self._call = (uuid, stopwatch())
             try:
-                (reading,) = nvml.field_values(handle, _FIELDS)
+                reading = field.read(handle)
                 code, value = reading.code, reading.value
             except nvml.NvmlError as error:
                 code, value = error.code, None
