@@ -2,7 +2,10 @@
 
 1. A GPU that is lost, or whose samples stopped, is `unknown`: old values say nothing about now.
 2. Evidence starts with the first sample after a gap or after another set of processes took over; below 15 s of it the
-   answer is `unknown` (too_few_samples).
+   answer is `unknown` (too_few_samples). Samples count where something that tells was measured, utilisation, power,
+   profiling or NVLink: a log full of [N/A] is no evidence, however long. The same answer is given without
+   probabilities where fewer than three core features can be computed, as in a log slower than a sample in 15 s, since
+   nothing then says whether the model knows such a GPU.
 3. Idle is physics, not statistics: it is said exactly while its rule holds, whatever the model thinks. The rule is
    utilisation p95 at most 2 % over the last minute, or since the evidence began where that is less, whether memory is
    held or not; up to 3 of 60 samples may be higher. Once it no longer holds, the label is `unknown` until there is
@@ -40,6 +43,17 @@ GPU_LOST: Final = "gpu_lost"
 NO_MODEL: Final = "no_model"
 #: Channels that tell training from inference by more than nvidia-smi's columns do.
 _RICH_SIGNALS: Final = ("sm", "tensor", "dram", "nvlink_tx")
+#: Channels of the core tick of which one at least makes a tick a sample.
+_EVIDENCE_CHANNELS: Final = (
+    "utilization_ratio",
+    "power_watts",
+    "memory_utilization_ratio",
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "nvlink_receive_bytes_per_second",
+    "nvlink_transmit_bytes_per_second",
+)
 _TELLING_FEATURES: Final = ("util__p50__60", "util__p95__60", "power__p50__60", "memory__p50__60")
 
 
@@ -49,7 +63,7 @@ class LabellerConfig:
 
     #: Least time of evidence before a label.
     minimum_s: float = 15.0
-    #: Least samples of evidence before a label.
+    #: Least measured samples of evidence before a label.
     minimum_samples: int = 5
     #: Core samples further apart than this many usual periods are a gap.
     gap_periods: float = 3.0
@@ -138,10 +152,10 @@ class Labeller:
         if gpu.state != "ok":
             state.since_s = now_s
             return GPU_LOST
-        times = gpu.series("samples", now_s, LONGEST_WINDOW_S + config.minimum_s).times
+        times = _measured_times(gpu, now_s, LONGEST_WINDOW_S + config.minimum_s)
         if times.size == 0:
             state.since_s = now_s
-            return GAP if gpu.last_s is not None and gpu.last_s <= now_s else TOO_FEW_SAMPLES
+            return GAP if any(map(gpu.has, _EVIDENCE_CHANNELS)) else TOO_FEW_SAMPLES
         steps = np.diff(times)
         period_s = max(config.shortest_period_s, float(np.median(steps)) if steps.size else 0.0)
         if now_s - float(times[-1]) > config.gap_periods * period_s:
@@ -198,18 +212,21 @@ class Labeller:
         prediction = model.predict(np.stack([evidence.row for evidence in pending]))
         decisions: dict[GpuKey, Decision] = {}
         for evidence, row, ratio in zip(pending, prediction.probabilities, prediction.out_of_domain_ratio, strict=True):
-            smoother = evidence.state.smoother
-            evidence.state.barred = None
+            gpu, state, smoother = evidence.gpu, evidence.state, evidence.state.smoother
+            if math.isnan(ratio):
+                decisions[gpu.key] = self._barred(now, gpu, state, TOO_FEW_SAMPLES, evidence.span_s)
+                continue
+            state.barred = None
             if ratio > 1.0:
                 label = smoother.refuse(now.monotonic_s, OUT_OF_DOMAIN)
             else:
                 label = smoother.update(now.monotonic_s, row, self._thresholds(evidence, model))
-            decisions[evidence.gpu.key] = _decision(
-                now, evidence.gpu, label, smoother.since_s, evidence.span_s,
+            decisions[gpu.key] = _decision(
+                now, gpu, label, smoother.since_s, evidence.span_s,
                 reason=smoother.reason,
                 probabilities=None if ratio > 1.0 else smoother.mean,
                 features=_telling(evidence.row, model),
-                out_of_domain_ratio=None if math.isnan(ratio) else float(ratio),
+                out_of_domain_ratio=float(ratio),
             )  # fmt: skip
         return decisions
 
@@ -220,6 +237,16 @@ class Labeller:
             early = evidence.span_s < self._config.basic_minimum_s
             busy = math.inf if early else max(busy, self._config.basic_threshold)
         return np.array([math.inf if name == "idle" else busy for name in CLASSES])
+
+
+def _measured_times(gpu: GpuHistory, now_s: float, seconds: float) -> Array:
+    """Return the times at which any channel that tells was measured, in order."""
+    merged: Array = np.empty(0)
+    for channel in _EVIDENCE_CHANNELS:
+        times = gpu.series(channel, now_s, seconds).times
+        if times.size and not np.array_equal(times, merged):
+            merged = np.union1d(merged, times) if merged.size else times
+    return merged
 
 
 def looks_idle(signals: Signals, config: LabellerConfig) -> bool:

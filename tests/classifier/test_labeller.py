@@ -60,7 +60,7 @@ class Node:
 
     def feed(self, start, end, util=0.9, *, step=1.0, rich=True, pids=None, **more):
         t = float(start)
-        more = {**({"sm_active_ratio": util * 0.8} if rich else {}), **more}
+        more = {**({"sm_active_ratio": util * 0.8} if rich and util is not None else {}), **more}
         while t < end:
             records = [sample(t, util, **more)]
             if pids is not None:
@@ -100,6 +100,40 @@ def test_label_comes_after_15_seconds_with_probabilities_that_sum_to_one():
     assert node.at(30).since_wall_s == 1015.0
     assert decision.features["util__p50__60"] == 0.9
     assert not any(math.isnan(value) for value in decision.features.values())
+
+
+@pytest.mark.parametrize(
+    "measured", [{}, {"memory_used_bytes": 2**30, "memory_total_bytes": 80 * 2**30}, {"sm_clock_hertz": 1e9}]
+)
+def test_without_a_channel_that_tells_there_is_never_evidence(measured):
+    node = Node(FakeModel()).feed(0, 601, util=None, rich=False, **measured)
+    assert {(d.workload, d.reason, d.probabilities) for d in node.decisions} == {("unknown", "too_few_samples", None)}
+    assert node.labeller._model.calls == []
+
+
+def test_measured_samples_count_and_not_ticks():
+    """Utilisation in every fifth second only: the fifth such sample is that of 20 s."""
+    node = Node(FakeModel())
+    for t in range(31):
+        node.feed(t, t + 1, util=0.9 if t % 5 == 0 else None, rich=False)
+    assert (node.at(15).workload, node.at(15).reason) == ("unknown", "too_few_samples")
+    assert node.at(15).probabilities is None
+    assert node.at(20).probabilities is not None
+
+
+def test_a_channel_that_stops_is_a_gap_although_ticks_go_on():
+    node = Node(FakeModel()).feed(0, 61).feed(61, 100, util=None, rich=False)
+    assert node.at(60).workload == "training"
+    assert (node.at(65).workload, node.at(65).reason, node.at(65).probabilities) == ("unknown", "gap", None)
+
+
+def test_too_few_core_features_are_too_few_samples():
+    """Utilisation alone gives two core features (median and spread); with memory utilisation they are four."""
+    decision = Node(load()).feed(0, 301, rich=False).at(300)
+    assert (decision.workload, decision.reason, decision.probabilities) == ("unknown", "too_few_samples", None)
+    decision = Node(load()).feed(0, 301, rich=False, memory_utilization_ratio=0.4).at(300)
+    assert (decision.workload, decision.reason) == ("unknown", "ambiguous")
+    assert decision.probabilities is not None
 
 
 @pytest.mark.parametrize("memory", [0, 60 * 2**30])
