@@ -8,8 +8,8 @@
    nothing then says whether the model knows such a GPU.
 3. Idle is physics, not statistics: it is said exactly while its rule holds, whatever the model thinks. The rule is
    utilisation p95 at most 2 % over the last minute, or since the evidence began where that is less, whether memory is
-   held or not; up to 3 of 60 samples may be higher. Once it no longer holds, the label is `unknown` until there is
-   evidence for another.
+   held or not; up to 3 of 60 samples may be higher. A MIG instance has no utilisation: there SM and DRAM activity
+   stand in for it. Once the rule no longer holds, the label is `unknown` until there is evidence for another.
 4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
 
@@ -69,7 +69,8 @@ class LabellerConfig:
     gap_periods: float = 3.0
     #: Shortest period a gap is measured by: a fast log that pauses for a second has no gap.
     shortest_period_s: float = 1.0
-    #: Window of the idle rule, and its limits: p95 of utilisation, SM activity and memory utilisation; median of power.
+    #: Window of the idle rule, and its limits: p95 of utilisation, SM activity and memory utilisation (of SM and DRAM
+    #: activity where no utilisation is measured); median of power.
     idle_window_s: float = 60.0
     idle_utilization_ratio: float = 0.02
     idle_power_ratio: float = 0.5
@@ -201,8 +202,9 @@ class Labeller:
         probabilities = np.array([self._config.idle_probability if name == "idle" else rest for name in CLASSES])
         state.barred = None
         label = state.smoother.settle(now.monotonic_s, "idle")
-        window = signals.window("util", self._config.idle_window_s)
-        features = {"util__p95__60": window.quantile(0.95)} if window.size else {}
+        name = _activity(signals)
+        window = signals.window(name, self._config.idle_window_s)
+        features = {f"{name}__p95__60": window.quantile(0.95)} if window.size else {}
         return _decision(
             now, gpu, label, state.smoother.since_s, span_s,
             reason=state.smoother.reason, probabilities=probabilities, features=features,
@@ -251,18 +253,26 @@ def _measured_times(gpu: GpuHistory, now_s: float, seconds: float) -> Array:
 
 def looks_idle(signals: Signals, config: LabellerConfig) -> bool:
     """Return whether a GPU is idle by physics: no utilisation, no activity elsewhere, no power as under load."""
-    spacing_s = signals.window("util", LONGEST_WINDOW_S).spacing_s
+    name = _activity(signals)
+    spacing_s = signals.window(name, LONGEST_WINDOW_S).spacing_s
     needed_s = config.minimum_samples * spacing_s if spacing_s > 0 else 0.0
     window_s = min(LONGEST_WINDOW_S, max(config.idle_window_s, needed_s))
-    util = signals.window("util", window_s)
-    if util.size < config.minimum_samples or util.quantile(0.95) > config.idle_utilization_ratio:
-        return False
-    for name in ("sm", "memutil"):
-        other = signals.window(name, window_s)
-        if other.size and other.quantile(0.95) > config.idle_utilization_ratio:
+    # A MIG instance without utilisation needs both profiling channels: copies keep DRAM busy and no SM.
+    for needed in ("util",) if name == "util" else ("sm", "dram"):
+        window = signals.window(needed, window_s)
+        if window.size < config.minimum_samples or window.quantile(0.95) > config.idle_utilization_ratio:
+            return False
+    for other in ("sm", "memutil"):
+        window = signals.window(other, window_s)
+        if window.size and window.quantile(0.95) > config.idle_utilization_ratio:
             return False
     power = signals.window("power", window_s)
     return not (power.size and power.quantile(0.5) > config.idle_power_ratio)
+
+
+def _activity(signals: Signals) -> str:
+    """Return the signal that says whether a GPU does anything: utilisation, or SM activity where there is none."""
+    return "util" if signals.window("util", LONGEST_WINDOW_S).size else "sm"
 
 
 def _telling(row: Array, model: Model) -> Mapping[str, float]:

@@ -154,6 +154,16 @@ def test_activity_elsewhere_is_not_idle(other):
     assert all(decision.workload != "idle" for decision in node.decisions)
 
 
+@pytest.mark.parametrize(
+    ("sm", "dram", "is_idle"),
+    [(0.0, 0.0, True), (0.02, 0.02, True), (0.03, 0.0, False), (0.0, 0.03, False), (0.0, None, False)],
+)
+def test_a_mig_instance_without_utilisation_is_idle_by_sm_and_dram_activity(sm, dram, is_idle):
+    decision = Node(FakeModel()).feed(0, 61, util=None, rich=False, sm_active_ratio=sm, dram_active_ratio=dram).at(60)
+    assert (decision.workload == "idle") == is_idle
+    assert not is_idle or decision.features == {"sm__p95__60": sm}
+
+
 def test_idle_needs_a_full_minute_after_work():
     node = Node(FakeModel()).feed(0, 100).feed(100, 200, util=0.0)
     assert node.at(150).workload != "idle"
