@@ -1,9 +1,10 @@
 """low_utilization: a program holds the GPU and its memory, and does nothing with it.
 
-Sees utilisation, power against the learned context-idle power, the process list or, where there is none, the memory
-in use. Cannot tell a forgotten notebook from a server without requests by itself: where the label was `inference`
-within the last day (`serving_memory_seconds`) with the same processes, nothing is said. A gap in telemetry pauses the
-count and ends nothing. Without utilisation, or with neither a process list nor memory in use, the GPU is left out.
+Sees utilisation (SM activity where there is none, as on MIG instances), power against the learned context-idle power,
+the process list or, where there is none, the memory in use. Cannot tell a forgotten notebook from a server without
+requests by itself: where the label was `inference` within the last day (`serving_memory_seconds`) with the same
+processes, nothing is said. A gap in telemetry pauses the count and ends nothing. With neither utilisation nor SM
+activity, or with neither a process list nor memory in use, the GPU is left out.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class LowUtilizationConfig:
     """When a held GPU counts as not used."""
 
     enabled: bool = True
-    #: A sample at or above this utilisation is work.
+    #: A sample at or above this utilisation, or SM activity where no utilisation is measured, is work.
     utilization_ratio: float = 0.05
     #: Share of samples that may be work: 0.05 makes `utilization_ratio` a 95th percentile.
     work_share_ratio: float = 0.05
@@ -69,7 +70,7 @@ class LowUtilizationDetector:
         self._runs: dict[GpuKey, _Run] = {}
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
-        """Return one assessment for each GPU with utilisation and a known holder."""
+        """Return one assessment for each GPU with utilisation or SM activity, and a known holder."""
         assessments = []
         for gone in self._runs.keys() - history.gpus.keys():  # a MIG layout that changed
             del self._runs[gone]
@@ -86,7 +87,7 @@ class LowUtilizationDetector:
         if not is_fresh(gpu, now_s, interval_s) or gpu.state == "lost":
             return None
         held_bytes = self._held_bytes(gpu, now_s, max(15.0, 3 * interval_s))
-        if held_bytes is None or not gpu.has("utilization_ratio"):
+        if held_bytes is None or not (gpu.has("utilization_ratio") or gpu.has("sm_active_ratio")):
             return None
         lookback_s = interval_s if run.seen_s is None else max(now_s - run.seen_s, 0.001)
         run.seen_s = now_s
@@ -102,23 +103,28 @@ class LowUtilizationDetector:
         is_work = self._work(gpu, now_s, lookback_s)
         if is_work.size:
             # Observed time only: a gap in telemetry is neither idleness nor work.
-            self._advance(run, now, float(np.mean(is_work)), min(lookback_s, is_work.size * interval_s))
+            first_s = now_s if gpu.first_s is None else gpu.first_s
+            self._advance(run, now, first_s, float(np.mean(is_work)), min(lookback_s, is_work.size * interval_s))
         return self._judge(run, gpu, held_bytes)
 
     def _work(self, gpu: GpuHistory, now_s: float, lookback_s: float) -> NDArray[np.bool_]:
         """Return for each sample since the last call whether it shows work, by utilisation or by power."""
         times = gpu.series("samples", now_s, lookback_s).times
         utilization = aligned(gpu, "utilization_ratio", times, now_s, lookback_s)
+        if not np.isfinite(utilization).any():
+            utilization = aligned(gpu, "sm_active_ratio", times, now_s, lookback_s)
         work = utilization >= self._config.utilization_ratio
         limit_watts = self._power_limit(gpu)
         if limit_watts is not None:
             work |= aligned(gpu, "power_watts", times, now_s, lookback_s) > limit_watts
         return work[np.isfinite(utilization)]
 
-    def _advance(self, run: _Run, now: Instant, share: float, elapsed_s: float) -> None:
+    def _advance(self, run: _Run, now: Instant, first_s: float, share: float, elapsed_s: float) -> None:
         config = self._config
         if run.since is None:
-            run.since, run.observed_s, run.excess_s, run.work_s = now.later(-elapsed_s), 0.0, 0.0, 0.0
+            # A lone first sample stands for a whole interval, of which nothing was seen.
+            elapsed_seen_s = min(elapsed_s, now.monotonic_s - first_s)
+            run.since, run.observed_s, run.excess_s, run.work_s = now.later(-elapsed_seen_s), 0.0, 0.0, 0.0
         run.observed_s += elapsed_s
         run.work_s += share * elapsed_s
         run.excess_s = max(0.0, run.excess_s + (share - config.work_share_ratio) * elapsed_s)

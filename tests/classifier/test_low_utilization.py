@@ -78,8 +78,22 @@ def test_memory_in_use_stands_in_for_an_unknown_process_list() -> None:
     assert first(timeline(node(lambda _, __: replace(IDLES, pids=None)).play(600)), 1) == 125
 
 
-def test_without_utilization_nothing_is_said() -> None:
-    assert set(timeline(node(lambda _, __: replace(IDLES, utilization=None)).play(300)).values()) == {None}
+def test_without_utilization_and_sm_activity_nothing_is_said() -> None:
+    shown = replace(IDLES, utilization=None, sm=None)
+    assert set(timeline(node(lambda _, __: shown).play(300)).values()) == {None}
+
+
+def test_sm_activity_stands_in_for_utilization_on_a_mig_instance() -> None:
+    held, busy = replace(IDLES, utilization=None, watts=None), replace(WORKS, utilization=None, watts=None)
+    assert first(timeline(node(lambda _, __: held).play(600)), 1) == 125
+    assert set(timeline(node(lambda _, __: busy).play(600)).values()) == {0}
+
+
+def test_a_finding_starts_no_earlier_than_the_first_sample() -> None:
+    """Asked at the first tick of all, 1 s, when the usual distance of samples is not known yet."""
+    player = node(lambda _, __: IDLES, interval_s=1.0, judge_s=1.0)
+    assessments = [a for _, found in player.play(200) for a in found if a.severity]
+    assert {a.since_monotonic_s for a in assessments} == {1.0}
 
 
 def test_power_well_above_context_idle_power_is_work_that_utilization_does_not_show() -> None:
