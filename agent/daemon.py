@@ -131,7 +131,8 @@ class Daemon:
     def _deliver(self, tick: Tick) -> None:
         with self._lock:
             self._pipeline.ingest(tick)
-        if self._snapshot is None or not self._snapshot.ready:
+        # The first records are shown at once.
+        if self._snapshot is None or not any(status.success for status in self._snapshot.samplers):
             self._take_snapshot()
 
     def _judge(self) -> None:

@@ -49,6 +49,8 @@ R = TypeVar("R", bound=Record)
 JUDGEMENT_PERIOD_S: Final = 5.0
 #: A value older than this many of its periods is stale.
 STALE_PERIODS: Final = 3.0
+#: Seconds for which a source may bring nothing before the agent counts as not ready: one late run is no fault.
+READY_AGE_S: Final = 15.0
 #: XID codes of one GPU that are kept: those of its first record, the critical ones among them, then the first to come.
 MAX_XIDS: Final = 64
 
@@ -170,7 +172,7 @@ class Pipeline:
             gpus_visible=gpus_visible,
             model=self._model,
             version=__version__,
-            ready=any(status.success for status in samplers) if samplers else bool(self._latest),
+            ready=self._is_ready(now, samplers),
             demo_notice=self._demo_notice,
         )
 
@@ -207,6 +209,21 @@ class Pipeline:
         # Foreign logs hold no state: a GPU that brings samples is ok.
         has_samples = (self._get(now, GpuSample, key) or self._get(now, GpuSample, card)) is not None
         return "ok" if has_samples and (GpuState, card) not in self._latest else None
+
+    def _is_ready(self, now: Instant, samplers: Sequence[SamplerStatus]) -> bool:
+        """Return whether a source brings records, and none that ever did has stopped; GPUs count as one of them."""
+        if not samplers:
+            return bool(self._latest)
+        age_s = max(READY_AGE_S, STALE_PERIODS * self._sample_interval_s)
+        sampled_s = [record.monotonic_s for record in self._latest.values() if isinstance(record, GpuSample)]
+        if sampled_s and now.monotonic_s - max(sampled_s) > age_s:
+            return False
+        # A source that never worked is not on this machine. The wall clock may have been stepped either way.
+        return any(status.success for status in samplers) and all(
+            status.success or abs(now.wall_s - status.last_success_wall_s) <= age_s
+            for status in samplers
+            if status.last_success_wall_s is not None
+        )
 
     def _with_devices(self, status: SamplerStatus) -> SamplerStatus:
         more = self._devices.errors(status.name)

@@ -29,7 +29,7 @@ from exporters.landing_text import (
 )
 from exporters.markup import Html, join, tag, text
 from exporters.metric_def import key_order
-from exporters.snapshot import GpuView, NodeSnapshot
+from exporters.snapshot import GpuView, NodeSnapshot, stopped_samplers
 
 REFRESH_S: Final = 10
 _AFTER_GPUS: Final = GpuKey(1 << 30)
@@ -63,7 +63,7 @@ def render_landing(snapshot: NodeSnapshot | None) -> bytes:
 
 def node_state(snapshot: NodeSnapshot) -> tuple[str, str]:
     """Return how the node is, as good, info, warning or critical, and in one sentence."""
-    if not snapshot.ready:
+    if not snapshot.ready and not any(status.success for status in snapshot.samplers):
         return "critical", "Not ready: no fresh samples from any source."
     expected, visible = snapshot.gpus_expected, snapshot.gpus_visible
     if expected and visible is not None and visible < expected:
@@ -90,8 +90,7 @@ def _judged(snapshot: NodeSnapshot, sampling: str) -> tuple[str, str]:
     if urgent:
         worst = SEVERITIES[max(severities)]
         return worst, f"{sampling}; {urgent} {'finding needs' if urgent == 1 else 'findings need'} a look."
-    # A source that never worked is not on this machine; one that stopped is a fault.
-    stopped = sorted(one.name for one in snapshot.samplers if not one.success and one.last_success_wall_s is not None)
+    stopped = stopped_samplers(snapshot)
     if stopped:
         return "warning", f"{sampling}; no records any more from {', '.join(stopped)}."
     return ("info", f"{sampling}; nothing urgent.") if severities else ("good", f"{sampling}; nothing is wrong.")

@@ -25,6 +25,9 @@ the two differ.
 - Where a host has very many devices, the first 16 network interfaces, 12 InfiniBand ports and 12 disks by name have
   series; a device keeps its place while it is there. What was left out is counted in `warpwatch_sampler_errors_total`
   with `reason="too_many_devices"`. Judgements see all devices.
+- `/-/ready` answers 200 while at least one source brings records and none that ever did has stopped for 15 s (three
+  distances of the samples where that is longer). It answers 503 and names the source otherwise: also while
+  `warpwatch driver release` holds, and where no GPU brings samples any more. A source that was never there is no fault.
 - No series has a host, job or instance label of our own: Prometheus adds those.
 - `process_*` (CPU time, memory, open files, start time) are of the agent itself.
 - Owners are not yet looked up: every GPU has one `warpwatch_gpu_owner_info` with `owners="0"` and one

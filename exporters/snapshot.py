@@ -81,7 +81,13 @@ class NodeSnapshot:
     model: ModelInfo | None = None
     version: str = ""
     config_reload_successful: bool = True
-    #: True once fresh samples are in: at least one sampler succeeded within three of its periods.
+    #: True while at least one sampler brings records, and none that ever did has stopped: for 15 s, or three distances
+    #: of the samples where that is longer. GPUs that all bring no sample any more count as a sampler that has stopped.
     ready: bool = False
     #: One sentence for the landing page and the log where GPUs are played from a file; None live.
     demo_notice: str | None = None
+
+
+def stopped_samplers(snapshot: NodeSnapshot) -> list[str]:
+    """Return the names of the samplers that have stopped; one that never worked has no source on this machine."""
+    return sorted(one.name for one in snapshot.samplers if not one.success and one.last_success_wall_s is not None)

@@ -19,7 +19,7 @@ from waitress import wasyncore
 from agent.errors import FaultError, UsageError
 from exporters.landing import STYLE_SOURCE, render_landing
 from exporters.prometheus import PrometheusPage, accepts_gzip, negotiate
-from exporters.snapshot import NodeSnapshot
+from exporters.snapshot import NodeSnapshot, stopped_samplers
 from exporters.web_connections import GuardedServer, WebServerConfig
 
 if TYPE_CHECKING:
@@ -117,8 +117,17 @@ class WebApp:
         snapshot = self._get_snapshot()
         if snapshot is not None and snapshot.ready:
             return _Answer("200 OK", _PLAIN, b"ok\n")
-        sentence = b"There are no samples yet.\n" if snapshot is None else b"No source has brought fresh samples.\n"
-        return _Answer("503 Service Unavailable", _PLAIN, sentence)
+        if snapshot is None:
+            return _Answer("503 Service Unavailable", _PLAIN, b"There are no samples yet.\n")
+        return _Answer("503 Service Unavailable", _PLAIN, _unready(snapshot).encode())
+
+
+def _unready(snapshot: NodeSnapshot) -> str:
+    """Return why a node is not ready."""
+    if not any(status.success for status in snapshot.samplers):
+        return "No source has brought fresh samples.\n"
+    stopped = stopped_samplers(snapshot)
+    return f"No records any more from {', '.join(stopped)}.\n" if stopped else "No GPU brings samples any more.\n"
 
 
 def parse_listen(listen: str) -> tuple[str, int]:

@@ -61,12 +61,14 @@ def test_an_operator_gets_the_driver_and_gives_it_back(emulator, tmp_path):
         quiet_since = time.monotonic()
         opened = len(emulator.calls().of("nvmlInit"))
         time.sleep(3)
-        # Nothing asks the driver meanwhile, the page answers, and nothing is said to be zero.
+        # Nothing asks the driver meanwhile, the page answers, and nothing is said to be zero. The node is not ready.
         assert len(emulator.calls().of("nvmlInit")) == opened, time.monotonic() - quiet_since
         assert agent.metrics()['warpwatch_sampler_success{sampler="nvml"}'] == 0
-        assert fetch(agent.url + "/-/ready")[0] == 200
+        assert fetch(agent.url + "/-/healthy")[0] == 200
+        wait_for("node that is not ready", lambda: fetch(agent.url + "/-/ready")[0] == 503, 30)
         assert run_warpwatch("driver", "resume", "--config", config).returncode == 0
         wait_for_gpus(agent)
+        agent.wait_until_ready()
 
 
 def test_a_release_ends_by_itself(emulator, tmp_path):

@@ -105,7 +105,7 @@ def test_the_state_names_what_is_wrong():
         (dataclasses.replace(calm(), assessments=(note,)), ("info", "Sampling 2 GPUs; nothing urgent.")),
         (calm(gpus_expected=3), ("critical", "1 of 3 GPUs is missing.")),
         (dataclasses.replace(calm(), gpus=lost), ("critical", "GPU 0: no fresh samples; GPU 1: lost.")),
-        (calm(ready=False), ("critical", "Not ready: no fresh samples from any source.")),
+        (calm(ready=False, samplers=(never,)), ("critical", "Not ready: no fresh samples from any source.")),
     ):
         assert node_state(snapshot) == expected
 
