@@ -30,6 +30,7 @@ from agent.clock import Instant
 from agent.history import Array, GpuHistory, History
 from agent.records import GpuKey
 from agent.vocabulary import CLASSES
+from classifier.config_checks import require
 from classifier.features import FEATURE_NAMES, compute
 from classifier.model import Model
 from classifier.results import Decision
@@ -82,6 +83,17 @@ class LabellerConfig:
     #: Least time of evidence in that case: the longest window of the features.
     basic_minimum_s: float = 300.0
     smoothing: SmoothingConfig = field(default_factory=SmoothingConfig)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.minimum_s > 0, "minimum_s", self.minimum_s, "above 0")
+        require(self.minimum_samples >= 1, "minimum_samples", self.minimum_samples, "at least 1")
+        require(self.gap_periods > 1, "gap_periods", self.gap_periods, "above 1, since samples come one period apart")
+        require(self.idle_window_s > 0, "idle_window_s", self.idle_window_s, "above 0")
+        is_half = 0.5 <= self.idle_probability <= 1
+        require(is_half, "idle_probability", self.idle_probability, "between 0.5 and 1, since idle is the likeliest")
+        is_probability = 0 <= self.basic_threshold <= 1
+        require(is_probability, "basic_threshold", self.basic_threshold, "a probability between 0 and 1")
 
 
 @dataclass(slots=True, kw_only=True)

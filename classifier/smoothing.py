@@ -17,6 +17,7 @@ import numpy as np
 
 from agent.history import Array
 from agent.vocabulary import CLASSES
+from classifier.config_checks import require
 
 UNKNOWN: Final = "unknown"
 AMBIGUOUS: Final = "ambiguous"
@@ -38,6 +39,11 @@ class SmoothingConfig:
     confirm_s: float = 10.0
     #: How far below its threshold the mean may fall before a label that holds is given up.
     release_ratio: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.step_s > 0, "step_s", self.step_s, "above 0")
+        require(self.mean_s > 0, "mean_s", self.mean_s, "above 0")
 
 
 class Smoother:

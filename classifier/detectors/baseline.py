@@ -16,6 +16,7 @@ import numpy as np
 from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey
+from classifier.config_checks import require
 from classifier.detectors.channels import aligned, is_same_work, process_ids
 from classifier.results import Decision
 
@@ -42,6 +43,14 @@ class BaselineConfig:
     waiting_share_ratio: float = 0.6
     #: ... until it has lasted this long.
     relearn_seconds: float = 1800.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.observation_seconds > 0, "observation_seconds", self.observation_seconds, "above 0")
+        require(self.observations >= 1, "observations", self.observations, "at least 1")
+        is_ordered = self.busy_utilization_ratio > self.idle_utilization_ratio
+        above_idle = f"above idle_utilization_ratio ({self.idle_utilization_ratio})"
+        require(is_ordered, "busy_utilization_ratio", self.busy_utilization_ratio, above_idle)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey
+from classifier.config_checks import require
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import aligned, interval_seconds, is_fresh, is_same_work, process_ids
 from classifier.results import Assessment, Decision
@@ -44,6 +45,12 @@ class LowUtilizationConfig:
     warning_seconds: float = 7200.0
     #: A GPU that was labelled `inference` is left alone for this long afterwards.
     serving_memory_seconds: float = 86400.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.utilization_ratio > 0, "utilization_ratio", self.utilization_ratio, "above 0")
+        is_ordered = self.warning_seconds >= self.info_seconds
+        require(is_ordered, "warning_seconds", self.warning_seconds, f"at least info_seconds ({self.info_seconds})")
 
 
 @dataclass(slots=True)

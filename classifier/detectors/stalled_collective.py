@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from agent.clock import Instant
 from agent.history import History
 from agent.records import GpuKey
+from classifier.config_checks import require
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
@@ -67,6 +68,23 @@ class StalledCollectiveConfig:
     signature: SignatureConfig = field(default_factory=SignatureConfig)
     arm: ArmConfig = field(default_factory=ArmConfig)
     host_io: HostIoConfig = field(default_factory=HostIoConfig)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        for high, low in (
+            ("confirm_seconds", "suspect_seconds"),
+            ("confirm_max_seconds", "confirm_seconds"),
+            ("blind_critical_seconds", "blind_warning_seconds"),
+            ("constant_habit_waits", "habit_waits"),
+        ):
+            upper, lower = getattr(self, high), getattr(self, low)
+            require(upper >= lower, high, upper, f"at least {low} ({lower})")
+        require(self.habit_waits >= 1, "habit_waits", self.habit_waits, "at least 1")
+        factor = self.blind_critical_factor
+        require(
+            factor >= 1, "blind_critical_factor", factor, "at least 1: a wait as long as an earlier one is no stall"
+        )
+        require(self.step_seconds > 0, "step_seconds", self.step_seconds, "above 0")
 
 
 @dataclass(slots=True)

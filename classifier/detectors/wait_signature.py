@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.history import Array, GpuHistory
+from classifier.config_checks import require
 from classifier.detectors.channels import aligned
 
 UNCLEAR: Final = 0
@@ -55,6 +56,12 @@ class SignatureConfig:
     #: With tensor and DRAM activity both still, waiting power may reach this share of busy power: light work draws
     #: little more than waiting does.
     power_profiled_ratio: float = 0.85
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        quiet, work, wait = self.quiet_utilization_ratio, self.work_utilization_ratio, self.utilization_ratio
+        require(work > quiet, "work_utilization_ratio", work, f"above quiet_utilization_ratio ({quiet})")
+        require(wait >= work, "utilization_ratio", wait, f"at least work_utilization_ratio ({work})")
 
 
 class Bounds(NamedTuple):

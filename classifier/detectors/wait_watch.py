@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from agent.history import GpuHistory
+from classifier.config_checks import require
 from classifier.detectors.channels import interval_seconds, is_fresh, is_same_work, process_ids
 from classifier.detectors.wait_signature import QUIET, UNCLEAR, WAIT, WORK, Bounds, SignatureConfig, classify
 
@@ -28,6 +29,13 @@ class ArmConfig:
     gap_seconds: float = 15.0
     #: Waits shorter than this are not remembered.
     remember_seconds: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.arm_seconds > 0, "arm_seconds", self.arm_seconds, "above 0")
+        is_within = self.arm_window_seconds >= self.arm_seconds
+        at_least = f"at least arm_seconds ({self.arm_seconds})"
+        require(is_within, "arm_window_seconds", self.arm_window_seconds, at_least)
 
 
 @dataclass(slots=True)
