@@ -28,7 +28,7 @@ from exporters.landing_text import (
     subject_name,
 )
 from exporters.markup import Html, join, tag, text
-from exporters.metric_def import key_order
+from exporters.metric_def import key_order, standing
 from exporters.snapshot import GpuView, NodeSnapshot, stopped_samplers
 
 REFRESH_S: Final = 10
@@ -85,7 +85,8 @@ def _state_words(view: GpuView) -> str:
 
 def _judged(snapshot: NodeSnapshot, sampling: str) -> tuple[str, str]:
     """Return the state of a node whose GPUs all answer."""
-    severities = [item.severity for item in snapshot.assessments if item.severity]
+    assessments = standing(snapshot)
+    severities = [item.severity for item in assessments if item.severity]
     urgent = sum(severity >= 2 for severity in severities)
     if urgent:
         worst = SEVERITIES[max(severities)]
@@ -93,6 +94,8 @@ def _judged(snapshot: NodeSnapshot, sampling: str) -> tuple[str, str]:
     stopped = stopped_samplers(snapshot)
     if stopped:
         return "warning", f"{sampling}; no records any more from {', '.join(stopped)}."
+    if not assessments:
+        return "info", f"{sampling}; nothing can be judged yet."
     return ("info", f"{sampling}; nothing urgent.") if severities else ("good", f"{sampling}; nothing is wrong.")
 
 
@@ -112,7 +115,8 @@ def _document(title: str, body: Html) -> bytes:
 
 def _banner(snapshot: NodeSnapshot) -> Html:
     if snapshot.demo_notice is not None:
-        return tag("p", tag("strong", "Simulated GPUs. "), snapshot.demo_notice, class_="banner", role="note")
+        # Its own words: the trace may be simulated, recorded or imported.
+        return tag("p", tag("strong", snapshot.demo_notice), class_="banner", role="note")
     if snapshot.replay:
         played = "The GPUs on this page come from a trace, not from this machine."
         return tag("p", tag("strong", "Replay. "), played, class_="banner", role="note")
@@ -170,7 +174,7 @@ def _gpus(snapshot: NodeSnapshot) -> Html:
 
 def _gpu_row(snapshot: NodeSnapshot, view: GpuView, instances: int) -> tuple[str | None, list[Html]]:
     """Return one card, or one MIG instance; a card that is divided says so in the place of a workload."""
-    watched = [item for item in snapshot.assessments if item.key == view.key]
+    watched = [] if instances else [item for item in snapshot.assessments if item.key == view.key]
     worst = max((item.severity for item in watched), default=0)
     sample, slow = view.sample, view.slow
     power = of_limit(
@@ -285,14 +289,16 @@ def _severity(item: Assessment) -> Html:
 
 
 def _findings(snapshot: NodeSnapshot) -> Html:
+    assessments = standing(snapshot)
     found = sorted(
-        (item for item in snapshot.assessments if item.severity),
+        (item for item in assessments if item.severity),
         key=lambda item: (-item.severity, key_order(item.key or _AFTER_GPUS), item.anomaly),
     )
     if found:
         content = tag("ul", *(_finding(snapshot, item) for item in found), class_="findings")
-    elif snapshot.assessments:
-        content = tag("p", f"Nothing found; {len(snapshot.assessments)} checks look at fresh data.", class_="soft")
+    elif assessments:
+        checks = "1 check looks" if len(assessments) == 1 else f"{len(assessments)} checks look"
+        content = tag("p", f"Nothing found; {checks} at fresh data.", class_="soft")
     else:
         content = tag("p", "Nothing can be judged yet: no check has the data it needs.", class_="soft")
     return join(tag("h2", "Findings"), content)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from agent.records import GpuKey
+from classifier.results import Assessment
 from exporters.snapshot import GpuView, NodeSnapshot
 
 PREFIX: Final = "warpwatch_"
@@ -56,6 +57,15 @@ def work_views(snapshot: NodeSnapshot) -> Sequence[GpuView]:
     divided = {view.key.gpu for view in snapshot.gpus if view.key.gpu_i_id is not None}
     views = (view for view in snapshot.gpus if view.key.gpu_i_id is not None or view.key.gpu not in divided)
     return sorted(views, key=lambda view: key_order(view.key))
+
+
+def standing(snapshot: NodeSnapshot) -> Sequence[Assessment]:
+    """Return the assessments of what is there: not of a card that is divided by now, or of an instance that is gone.
+
+    Cards are divided between two judgements, and the last one stands until the next.
+    """
+    places = {view.key for view in work_views(snapshot)}
+    return [item for item in snapshot.assessments if item.scope != "gpu" or item.key in places]
 
 
 def key_order(key: GpuKey) -> tuple[int, int, str]:

@@ -19,7 +19,8 @@ the two differ.
 - Every GPU series has `gpu` (the index when this UUID was first seen, kept until the agent restarts) and `uuid` (of
   the physical GPU, empty where the source holds none). Join on `uuid`. `GPU_I_ID` stands on the series of a MIG
   instance only. Power, energy, temperature, clocks, ECC and links are measured on the card; memory, activity,
-  workload and anomalies on its instances where it is divided. Energy by workload needs a whole card.
+  workload and anomalies on its instances where it is divided. Energy by workload needs a whole card. The series of a
+  card that is divided, and of an instance that is gone, are absent, and their counters go on where it is back.
 - Counters are exported as the source gives them. They fall only when the driver or the agent restarts. A foreign log
   that holds rates gives no counter.
 - Where a host has very many devices, the first 16 network interfaces, 12 InfiniBand ports and 12 disks by name have

@@ -18,6 +18,7 @@ from exporters.metric_def import (
     key_order,
     node_metric,
     one_hot,
+    standing,
     work_labels,
     work_metric,
     work_views,
@@ -32,8 +33,7 @@ def _rank(anomaly: str) -> tuple[int, str]:
 
 
 def _of_gpus(snapshot: NodeSnapshot) -> list[tuple[GpuKey, Assessment]]:
-    places = {view.key for view in work_views(snapshot)}
-    found = [(item.key, item) for item in snapshot.assessments if item.scope == "gpu" and item.key in places]
+    found = [(item.key, item) for item in standing(snapshot) if item.scope == "gpu" and item.key is not None]
     return sorted(found, key=lambda pair: (key_order(pair[0]), _rank(pair[1].anomaly)))
 
 
@@ -68,7 +68,7 @@ def _gpu_totals(snapshot: NodeSnapshot) -> Series:
     places = {view.key for view in work_views(snapshot)}
     totals: dict[tuple[GpuKey, str], int] = {(key, item.anomaly): 0 for key, item in _of_gpus(snapshot)}
     for (anomaly, scope, subject), count in snapshot.finding_totals.items():
-        # Not those of a card that is divided by now, or of an instance that is gone.
+        # Not those of a card that is divided by now, or of an instance that is gone; they go on where it is back.
         if scope == "gpu" and isinstance(subject, GpuKey) and subject in places:
             totals[subject, anomaly] = count
     ordered = sorted(totals, key=lambda pair: (key_order(pair[0]), _rank(pair[1])))

@@ -79,9 +79,10 @@ def test_a_full_node_shows_its_gpus_findings_and_samplers():
 
 
 def test_a_played_trace_is_announced():
-    assert "Simulated" not in read(full_snapshot()).text
-    played = dataclasses.replace(full_snapshot(), replay=True, demo_notice="A simulated trace is played.")
-    assert "Simulated GPUs. A simulated trace is played." in read(played).text
+    assert "imulated" not in read(full_snapshot()).text
+    played = dataclasses.replace(full_snapshot(), replay=True, demo_notice="DEMO: from the recorded trace a.jsonl.gz")
+    assert "DEMO: from the recorded trace a.jsonl.gz" in read(played).text
+    assert "imulated" not in read(played).text  # the notice knows best
     assert "Replay. The GPUs on this page come from a trace" in read(dataclasses.replace(played, demo_notice=None)).text
 
 
@@ -90,7 +91,8 @@ def test_an_agent_that_starts_says_so():
 
 
 def calm(**changes) -> NodeSnapshot:
-    return dataclasses.replace(full_snapshot(gpus=2), assessments=(), **changes)
+    well = Assessment(anomaly="throttled", scope="gpu", severity=0, key=key_of(1))
+    return dataclasses.replace(full_snapshot(gpus=2), assessments=(well,), **changes)
 
 
 def test_the_state_names_what_is_wrong():
@@ -103,6 +105,7 @@ def test_the_state_names_what_is_wrong():
         (calm(samplers=(never,)), ("good", "Sampling 2 GPUs; nothing is wrong.")),
         (calm(samplers=(gone, never)), ("warning", "Sampling 2 GPUs; no records any more from diskstats.")),
         (dataclasses.replace(calm(), assessments=(note,)), ("info", "Sampling 2 GPUs; nothing urgent.")),
+        (dataclasses.replace(calm(), assessments=()), ("info", "Sampling 2 GPUs; nothing can be judged yet.")),
         (calm(gpus_expected=3), ("critical", "1 of 3 GPUs is missing.")),
         (dataclasses.replace(calm(), gpus=lost), ("critical", "GPU 0: no fresh samples; GPU 1: lost.")),
         (calm(ready=False, samplers=(never,)), ("critical", "Not ready: no fresh samples from any source.")),
@@ -238,6 +241,16 @@ def test_many_xids_are_cut_short():
     text = read(dataclasses.replace(full_snapshot(), gpus=(dataclasses.replace(view, xids=xids),))).text
     assert text.count("XID ") == 4
     assert "and 6 XIDs more" in text
+
+
+def test_a_finding_of_a_card_that_was_divided_since_is_not_shown():
+    divided = mig_snapshot()
+    old = Assessment(anomaly="low_utilization", scope="gpu", severity=3, key=key_of(0), summary="Of the whole card.")
+    well = Assessment(anomaly="low_utilization", scope="gpu", severity=0, key=key_of(1))
+    shown = dataclasses.replace(divided, assessments=(old, well))
+    assert node_state(shown) == ("good", "Sampling 3 GPUs; nothing is wrong.")
+    assert "Nothing found; 1 check looks" in read(shown).text
+    assert "Of the whole card." not in read(shown).text
 
 
 def test_instances_stand_below_their_card():

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from pathlib import Path
 
+from agent.clock import Instant
 from agent.pipeline import Pipeline
 from agent.records import DiskSample, GpuHealth, GpuKey, GpuSample, GpuXids, InfinibandSample, NetworkSample, Tick
 from agent.samplers import SamplerStatus
@@ -199,6 +200,44 @@ def test_findings_of_a_card_that_was_divided_since_have_no_series():
     expected = {("0", card.uuid, "1", "low_utilization"): 0}
     assert values("gpu_anomaly_severity", snapshot) == expected
     assert values("gpu_anomalies_total", snapshot) == expected
+
+
+class FindsAll:
+    """Finds every place of work underused, each time."""
+
+    def assess(self, now, history, decisions):
+        return [Assessment(anomaly="low_utilization", scope="gpu", severity=2, key=key) for key in history.gpus]
+
+
+def test_counters_of_a_card_pause_while_it_is_divided_and_never_fall():
+    pipeline = Pipeline(
+        labeller=Labeller(None, LabellerConfig()), detectors=[FindsAll()], baselines=PowerBaselines(), replay=True
+    )
+    card = key_of(0)
+    instance = card._replace(gpu_i_id=1)
+    place = {("0", card.uuid, "low_utilization"): "card", ("0", card.uuid, "1", "low_utilization"): "instance"}
+    seen = []
+    # Whole until 20 s, divided until 40 s; 15 s after its last sample the instance is gone. Judged each 5 s.
+    for second in range(71):
+        at = {"monotonic_s": float(second), "wall_s": 5000.0 + second}
+        keys = (card, instance) if 21 <= second <= 40 else (card,)
+        pipeline.ingest(Tick(**at, records=tuple(GpuSample(**at, key=key) for key in keys)))
+        if second % 5 == 0:
+            pipeline.judge(Instant(**at))
+        snapshot = pipeline.snapshot(Instant(**at))
+        now = tuple(
+            {place[labels]: value for labels, value in values(name, snapshot).items()}
+            for name in ("gpu_anomaly_severity", "gpu_anomalies_total")
+        )
+        if not seen or now != seen[-1][1]:
+            seen.append((second, now))
+    assert seen == [
+        (0, ({"card": 2}, {"card": 1})),
+        (21, ({}, {})),  # the last judgement was of the card
+        (25, ({"instance": 2}, {"instance": 1})),
+        (56, ({}, {"card": 1})),
+        (60, ({"card": 2}, {"card": 1})),
+    ]
 
 
 def test_a_node_with_nothing_has_only_what_is_always_known():
