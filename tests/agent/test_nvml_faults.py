@@ -410,3 +410,15 @@ def test_hang_after_hang_parks_no_more_than_one_thread_for_each_gpu(
     ticks = (states(sampler.sample(at(9000 + number / 1000))) for number in until(10))
     assert next(seen for seen in ticks if seen.get(1) != "hung") == {0: "ok", 1: "ok"}
     assert sampler.parked_threads == 0
+
+
+def test_gpus_whose_driver_is_slow_are_waited_for_together(
+    nvml_emulator: EmulatorFactory, sampler: NvmlSampler
+) -> None:
+    emulator = nvml_emulator(script(6))
+    sampler.sample(at(0))
+    emulator.latency(0.1, call="nvmlDeviceGetPowerUsage")
+    begin = stopwatch()
+    assert watts(sampler.sample(at(1))) == {n: 100.0 + n for n in range(6)}
+    # 0.1 s after the last one is called, which is 5 x 0.02 s after the first: not 6 x 0.1 s.
+    assert 0.1 <= stopwatch() - begin < 0.5
