@@ -10,9 +10,10 @@ reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall
 - the past alone, where host I/O is not seen: critical only past ten minutes and twice the longest wait that ended.
 
 A label `inference` keeps it at info: idle tensor-parallel servers spin in the same kernel for hours. A GPU that waits
-without being armed (after a restart of the agent, at the start of a job) is left out, and so is one without a usable
-channel. Cannot see: a stall in which all GPUs read 0 % (no_progress), one that begins within two minutes of the
-start, checkpoints whose bytes leave the host by a path that is not measured (RDMA storage).
+after 30 s to two minutes of work is a collective_wait of severity info after a minute and never more, since the start
+of a job is full of waits that end (compilation, a first evaluation). One that waits with less work before it (after a
+restart of the agent) is left out, and so is one without a usable channel. Cannot see: a stall in which all GPUs read
+0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured (RDMA storage).
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class StalledCollectiveConfig:
     enabled: bool = True
     #: A wait is reported as info from here on.
     suspect_seconds: float = 15.0
+    #: A wait after too little work to be armed is reported as info from here on, and never as more.
+    early_wait_seconds: float = 60.0
     #: Host I/O seen and quiet: critical after this long.
     confirm_seconds: float = 35.0
     #: The most that earlier waits or a busy odd one out can extend `confirm_seconds` to.
@@ -95,6 +98,7 @@ class _Group:
     since_s: float  # the last of them began here
     odd: list[GpuKey] = field(default_factory=list)
     working: list[GpuKey] = field(default_factory=list)  # others that are armed and still work
+    is_armed: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,10 +134,13 @@ class StalledCollectiveDetector:
         """Return two assessments, one for each anomaly, for every GPU that can be judged."""
         self._advance(now, history)
         cases: dict[GpuKey, _Case] = {}
-        for group in self._groups(now.monotonic_s):
+        # Armed groups last: a GPU that would be the odd one out of both belongs to the one that matters.
+        for group in (*self._groups(now.monotonic_s, is_armed=False), *self._groups(now.monotonic_s, is_armed=True)):
             keys = (*group.members, *group.odd)
             io = observe_host_io(self._config.host_io, history, keys, group.since_s, now.monotonic_s)
             case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
+            if not group.is_armed and not case.verdict.wait:
+                continue  # not to be judged yet
             for key in keys:
                 cases[key] = case
                 watch = self._watches[key]
@@ -146,7 +153,8 @@ class StalledCollectiveDetector:
             if not watch.judgeable:
                 continue
             if found is not None:
-                assessments.extend(self._describe(now, key, found, history))
+                stalled, wait = self._describe(now, key, found, history)
+                assessments += (stalled, wait) if found.group.is_armed else (wait,)
             elif watch.wait_since_s is None or watch.wait_armed:
                 assessments.extend(Assessment(anomaly=a, scope="gpu", severity=0, key=key) for a in self.anomalies)
         return tuple(assessments)
@@ -169,12 +177,14 @@ class StalledCollectiveDetector:
                 )
             watch.advance(gpu, now.monotonic_s)
 
-    def _groups(self, now_s: float) -> list[_Group]:
+    def _groups(self, now_s: float, *, is_armed: bool) -> list[_Group]:
+        """Return the groups of GPUs that wait, armed or early, with the ones beside them."""
         spread_s = self._config.start_spread_seconds
         waiting = sorted(
             (watch.wait_since_s, key)
             for key, watch in self._watches.items()
-            if watch.judgeable and watch.wait_armed and watch.wait_since_s is not None
+            if watch.judgeable and watch.wait_since_s is not None
+            if (watch.wait_armed if is_armed else watch.wait_early)
         )
         groups: list[_Group] = []
         for since_s, key in waiting:
@@ -183,7 +193,7 @@ class StalledCollectiveDetector:
                 groups[-1].members.append(key)
                 groups[-1].since_s = since_s
             else:
-                groups.append(_Group([key], since_s))
+                groups.append(_Group([key], since_s, is_armed=is_armed))
         for group in groups:
             for key, watch in self._watches.items():
                 if key in group.members or not watch.judgeable:
@@ -208,6 +218,9 @@ class StalledCollectiveDetector:
     ) -> _Verdict:
         config = self._config
         waited_s = now_s - group.since_s
+        if not group.is_armed:
+            least_s = config.early_wait_seconds
+            return _Verdict(stalled=0, wait=int(waited_s >= least_s), reason="little_work", threshold_s=least_s)
         benign = self._benign_reason(group, io, decisions)
         if waited_s < config.suspect_seconds or benign is not None:
             is_seen = waited_s >= config.suspect_seconds
@@ -342,6 +355,7 @@ class StalledCollectiveDetector:
 
 
 _REASONS = {
+    "little_work": "it worked too briefly before to tell a stall from a slow start",
     "short": "too short to tell",
     "inference": "labelled inference, where idle servers spin",
     "alone": "no other GPU of this host waits with it",

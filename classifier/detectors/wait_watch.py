@@ -19,6 +19,8 @@ class ArmConfig:
 
     #: Time with work, in bins of 10 s ...
     arm_seconds: float = 120.0
+    #: (this much, and less than `arm_seconds`, makes a long wait information, never more)
+    early_arm_seconds: float = 30.0
     #: ... within this long before the wait.
     arm_window_seconds: float = 900.0
     #: A wait must follow work, or another wait, within this time.
@@ -66,9 +68,11 @@ class GpuWatch:
     first_work_s: float | None = None
     last_work_s: float | None = None
     armed_until_s: float | None = None
+    early_until_s: float | None = None  # the same after `early_arm_seconds` of work
     process_ids: frozenset[int] | None = None
     wait_since_s: float | None = None
     wait_armed: bool = False
+    wait_early: bool = False  # not armed, but after some work: information at most
     reported: bool = False  # a finding of this wait is out: a gap does not restart it
     io_first_s: float | None = None  # first host I/O during this wait
     quiet_since_s: float | None = None
@@ -113,9 +117,9 @@ class GpuWatch:
     def _forget(self) -> None:
         """Start anew: other processes are other work."""
         self.work_bins.clear()
-        self.first_work_s = self.last_work_s = self.armed_until_s = None
+        self.first_work_s = self.last_work_s = self.armed_until_s = self.early_until_s = None
         self.wait_since_s = self.quiet_since_s = self._ended = None
-        self.wait_armed = self.reported = False
+        self.wait_armed = self.wait_early = self.reported = False
         self.past = PastWaits()
 
     def _step(self, time_s: float, code: int) -> None:
@@ -158,12 +162,18 @@ class GpuWatch:
         self.first_work_s = time_s if self.first_work_s is None else self.first_work_s
         self.last_work_s = time_s
         # Slow logs bring fewer samples than bins; each stands for its own interval.
-        if len(self.work_bins) * max(_WORK_BIN_S, self.interval_s) >= self.arm.arm_seconds:
-            self.armed_until_s = time_s + max(self.arm.keep_armed_seconds, 3 * self.interval_s)
+        worked_s = len(self.work_bins) * max(_WORK_BIN_S, self.interval_s)
+        until_s = time_s + max(self.arm.keep_armed_seconds, 3 * self.interval_s)
+        if worked_s >= self.arm.arm_seconds:
+            self.armed_until_s = until_s
+        if worked_s >= self.arm.early_arm_seconds:
+            self.early_until_s = until_s
 
     def _wait(self, time_s: float) -> None:
         if self.wait_since_s is None:
             self.wait_since_s, self.wait_armed = time_s, self.armed_at(time_s)
+            is_early = self.early_until_s is not None and time_s <= self.early_until_s
+            self.wait_early = is_early and not self.wait_armed
             self.reported, self.io_first_s = False, None
         self._last_match_s, self._misses = time_s, 0
         if self.wait_armed:
@@ -172,7 +182,8 @@ class GpuWatch:
     def _end_wait(self, end_s: float) -> None:
         if self.wait_since_s is not None and self.wait_armed:
             self._ended = (self.wait_since_s, end_s, self.io_first_s)
-        self.wait_since_s, self.wait_armed, self.reported, self._misses = None, False, False, 0
+        self.wait_since_s, self._misses = None, 0
+        self.wait_armed = self.wait_early = self.reported = False
 
     def _remember(self, time_s: float) -> None:
         """Note a wait that was followed by work: it ended by itself."""

@@ -130,6 +130,37 @@ def test_what_never_worked_is_not_armed_and_left_out() -> None:
     assert first(played, "stalled_collective", 1) is None
 
 
+def test_a_wait_after_little_work_is_information_after_a_minute_and_never_more() -> None:
+    # Work from 31 to 100: armed would need 120 s of it. Waiting samples begin at 101, 60 s of them are there at 161.
+    played = list(node(stall_at(100), host=lambda _: None).play(1500))
+    assert first(played, "collective_wait", 1) == 165
+    assert first(played, "collective_wait", 2) is None
+    # Whether it is a stall cannot be told: no assessment, rather than one that says no.
+    assert severities(played[-1][1], "stalled_collective") == {}
+    finding = next(a for a in played[-1][1] if a.severity)
+    assert (finding.since_monotonic_s, finding.action, finding.evidence["reason"]) == (101, "look", "little_work")
+
+
+def test_a_wait_after_little_work_ends_with_work_and_names_the_odd_one_out() -> None:
+    def script(gpu: int, t: float) -> Shown:
+        if not 100 < t <= 300:
+            return stall_at(9999)(gpu, t)
+        return IDLES if gpu == 2 else WAITS
+
+    played = dict(node(script).play(320))
+    last = next(found for now, found in played.items() if now.monotonic_s == 300)
+    assert severities(last, "collective_wait") == dict.fromkeys(range(3), 1)
+    assert {a.key.gpu for a in last if a.key and a.suspect} == {2}
+    after = next(found for now, found in played.items() if now.monotonic_s == 310)
+    assert severities(after, "collective_wait") == dict.fromkeys(range(3), 0)
+
+
+def test_a_wait_after_half_a_minute_of_work_or_less_is_left_out() -> None:
+    played = list(node(stall_at(45)).play(900))  # work from 31 to 45: two bins of 10 s
+    assert first(played, "collective_wait", 1) is None
+    assert severities(played[-1][1], "collective_wait") == {}
+
+
 def test_a_restart_of_the_agent_in_the_middle_never_alarms() -> None:
     played = list(node(lambda _, __: WAITS).play(1800))
     assert first(played, "stalled_collective", 1) is None
