@@ -99,9 +99,9 @@ class EvaluationReport:
 
     @property
     def majority_baseline(self) -> float | None:
-        """Share of sources that are right when the commoner of training and inference is always said."""
-        counts = Counter(one.label for one in self._busy)
-        return max(counts.values()) / len(self._busy) if counts else None
+        """Share of the sources of `forced_by_source` that are right when their commoner label is always said."""
+        counts = Counter(one.label for one in self._busy if one.forced_share(one.label) is not None)
+        return max(counts.values()) / counts.total() if counts else None
 
     @property
     def shuffled_range(self) -> tuple[float, float] | None:

@@ -128,6 +128,22 @@ def test_report_shows_recall_coverage_baselines_and_repositories(folder):
     assert values["model"] == "fake"
 
 
+def source(label, forced):
+    return SourceScore(
+        source="x", label=label, repository="", recordings=1, decisions={"unknown": 9}, reasons={}, forced=forced
+    )
+
+
+def test_always_the_commoner_is_compared_on_the_same_sources():
+    """Of three inference sources two have no probabilities: one training, one inference are left to be forced."""
+    silent = source("inference", {})
+    report = EvaluationReport(
+        sources=(source("training", {"training": 3}), source("inference", {"training": 1}), silent, silent), model=None
+    )
+    assert report.forced_by_source == 0.5
+    assert report.majority_baseline == 0.5
+
+
 def test_without_a_model_idle_is_still_seen_and_nothing_else_is_claimed(folder):
     report = evaluate(folder, replayed, model=None)
     assert {word for one in report.sources if one.label != "idle" for word in one.decisions} == {"unknown"}
