@@ -50,7 +50,11 @@ class ExporterConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplersConfig:
-    """Table `[samplers]`: switches sources off."""
+    """Table `[samplers]`: switches sources off, and says what should be there."""
+
+    #: GPUs that this host should have. Without it the most that the driver has shown since the start, and while it has
+    #: shown none, what is on the PCI bus.
+    expected_gpus: int | None = None
 
     nvml: bool = True
     xid: bool = True

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from agent.clock import Clock
+from agent.clock import Clock, Instant
 from agent.composition import build_pipeline
 from agent.config import Config
 from agent.importers import Trace, open_trace
@@ -21,6 +21,7 @@ from agent.samplers.diskstats import DiskstatsSampler
 from agent.samplers.net_dev import NetDevSampler
 from agent.samplers.nvml import NvmlSampler
 from agent.samplers.nvml_events import NvmlEvents
+from agent.samplers.pci import ExpectedGpus
 from agent.samplers.xid import XidSampler
 from agent.schedule import Schedule
 from exporters.prometheus import PrometheusPage
@@ -40,13 +41,14 @@ class Samplers:
     """The samplers of this node; at most one of `nvml` and `demo` is there."""
 
     all: tuple[Sampler, ...]
+    expected: ExpectedGpus
     nvml: NvmlSampler | None = None
     demo: DemoSampler | None = None
 
-    def gpu_counts(self) -> tuple[int | None, int | None]:
+    def gpu_counts(self, now: Instant) -> tuple[int | None, int | None]:
         """Return how many GPUs are expected and how many are visible; None where no sampler knows."""
         if self.nvml is not None:
-            return self.nvml.expected_gpus, self.nvml.visible_gpus
+            return self.expected.count(self.nvml.expected_gpus, now), self.nvml.visible_gpus
         if self.demo is not None:
             return self.demo.gpu_count, self.demo.gpu_count
         return None, None
@@ -68,7 +70,8 @@ def build_samplers(config: Config, clock: Clock, demo: Trace | None = None) -> S
         chosen.append(NetDevSampler(config.agent.proc_root, config.agent.sys_root))
     if config.samplers.disk:
         chosen.append(DiskstatsSampler(config.agent.proc_root, config.agent.sys_root))
-    return Samplers(tuple(chosen), nvml, player)
+    expected = ExpectedGpus(config.agent.sys_root, config.samplers.expected_gpus)
+    return Samplers(tuple(chosen), expected, nvml, player)
 
 
 class Daemon:
@@ -145,7 +148,7 @@ class Daemon:
         reason = self._samplers.nvml.wants_restart if self._samplers.nvml else None
         if reason is not None:
             self._on_fault(reason)
-        expected, visible = self._samplers.gpu_counts()
+        expected, visible = self._samplers.gpu_counts(self._clock.now())
         statuses = self._schedule.statuses()
         with self._lock:
             self._snapshot = self._pipeline.snapshot(
@@ -162,7 +165,7 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     schedule.run_once()
     now = clock.now()
     pipeline.judge(now)
-    expected, visible = samplers.gpu_counts()
+    expected, visible = samplers.gpu_counts(now)
     snapshot = pipeline.snapshot(now, samplers=schedule.statuses(), gpus_expected=expected, gpus_visible=visible)
     for sampler in samplers.all:
         sampler.close()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.samplers.pci import count_nvidia_gpus
+from agent.clock import Instant
+from agent.samplers.pci import ExpectedGpus, count_nvidia_gpus
 
 
 def device(root, address, vendor, kind, driver=None):
@@ -33,3 +34,16 @@ def test_what_is_no_gpu_of_this_host_does_not_count(tmp_path):
 
 def test_without_a_bus_nothing_is_said(tmp_path):
     assert count_nvidia_gpus(tmp_path) is None
+
+
+def test_what_is_expected(tmp_path):
+    device(tmp_path, "0000:1b:00.0", "0x10de", "0x030200")
+    start, later = Instant(0.0, 0.0), Instant(60.0, 60.0)
+    expected = ExpectedGpus(tmp_path, None)
+    assert expected.count(0, start) == 1  # the driver shows none: what is on the bus
+    device(tmp_path, "0000:3b:00.0", "0x10de", "0x030200")
+    assert expected.count(0, Instant(59.0, 59.0)) == 1  # the bus is looked at once a minute
+    assert expected.count(0, later) == 2
+    assert expected.count(1, later) == 1  # a container that may use one of two
+    assert ExpectedGpus(tmp_path, 8).count(1, start) == 8
+    assert ExpectedGpus(tmp_path / "absent", None).count(0, start) == 0

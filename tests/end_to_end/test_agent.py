@@ -11,6 +11,7 @@ import time
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from tests.agent.test_pci import device
 from tests.end_to_end.programs import Agent, fetch, free_port, run_warpwatch, wait_for
 from tests.nvml_emulator.emulator import DRIVER_NOT_LOADED, GPU_IS_LOST, NOT_SUPPORTED, Emulator
 
@@ -156,6 +157,18 @@ def test_a_missing_driver_is_no_fault_and_its_arrival_is_noticed(emulator, tmp_p
         wait_for("GPUs", lambda: len(series(agent, "warpwatch_gpu_power_watts")) == 2, 45)
         assert agent.metrics()['warpwatch_sampler_success{sampler="nvml"}'] == 1
         assert agent.log().count("the NVIDIA driver is not loaded") == 1
+
+
+def test_a_node_whose_driver_does_not_come_up_expects_the_gpus_on_its_bus(emulator, tmp_path):
+    for slot in ("1b", "3b"):
+        device(tmp_path / "sys", f"0000:{slot}:00.0", "0x10de", "0x030200")
+    emulator.fail_system(DRIVER_NOT_LOADED, call="nvmlInit")
+    config = f'[agent]\nsys_root = "{tmp_path / "sys"}"\n'
+    with Agent(tmp_path, config=config, environment=emulator.environment()) as agent:
+        agent.wait_until_ready()
+        # What the rule WarpwatchAgentBlind fires on.
+        assert agent.metrics()["warpwatch_gpus_expected"] == 2
+        assert agent.metrics()['warpwatch_sampler_success{sampler="nvml"}'] == 0
 
 
 def test_no_library_at_all(tmp_path):
