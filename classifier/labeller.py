@@ -8,7 +8,7 @@
    nothing then says whether the model knows such a GPU.
 3. Idle is physics, not statistics: it is said exactly while its rule holds, whatever the model thinks. The rule is
    utilisation p95 at most 2 % over the last minute, or since the evidence began where that is less, whether memory is
-   held or not; up to 3 of 60 samples may be higher. A MIG instance has no utilisation: there SM and DRAM activity
+   held or not; 2 of 60 samples may be of any height. A MIG instance has no utilisation: there SM and DRAM activity
    stand in for it. Once the rule no longer holds, the label is `unknown` until there is evidence for another.
 4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
