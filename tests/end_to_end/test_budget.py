@@ -1,10 +1,10 @@
 """The budgets of DESIGN.md on the emulated 8-GPU node, for a minute; `make bench` measures them with full windows.
 
 CPU time depends little on what else the machine does. But the features' windows of 300 s are not full here, and a
-decision is cheaper for it: what is measured is multiplied with FULL_WINDOWS before it is compared. CPU time inside
-driver calls is part of it, since it cannot be told apart from outside: the test is stricter than the budget by that.
-How long a scrape takes does depend on the other programs of the machine: the best of 10 to 40 rounds counts, which they
-left alone, and of the scrapes that build the page the median.
+decision is cheaper for it: FULL_WINDOWS_SECONDS are added before it is compared. CPU time inside driver calls is part
+of it, since it cannot be told apart from outside: the test is stricter than the budget by that. How long a scrape takes
+does depend on the other programs of the machine: the best of 10 to 40 rounds counts, which they left alone, and of the
+scrapes that build the page the median.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ pytestmark = pytest.mark.end_to_end
 
 WARM_UP_SECONDS = 20.0
 MEASURED_SECONDS = 60.0
-#: CPU time of a minute with full windows over that of this test: 0.36 s to 0.25 s, measured (docs/budgets.md).
-FULL_WINDOWS = 1.5
+#: What a minute with full windows costs more than one of this test: 0.36 s to 0.25 s, measured (docs/budgets.md), and
+#: some for the noise of that.
+FULL_WINDOWS_SECONDS = 0.15
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def test_the_node_is_at_work_or_its_cost_would_mean_nothing(measured):
 
 def test_own_cpu_time(measured, record_property):
     record_property("cpu_seconds_a_minute", measured.cpu_seconds_a_minute)
-    assert FULL_WINDOWS * measured.cpu_seconds_a_minute < budget.CPU_SECONDS_A_MINUTE
+    assert measured.cpu_seconds_a_minute + FULL_WINDOWS_SECONDS < budget.CPU_SECONDS_A_MINUTE
 
 
 def test_resident_memory(measured, record_property):
