@@ -36,6 +36,9 @@ def convert(
                 if progress is not None and ticks % _PROGRESS_TICKS == 0:
                     progress(trace.fraction_read())
         part.replace(target)
+    except FaultError as error:
+        # The person named another file than the one that is written first.
+        raise FaultError(str(error).replace(str(part), str(out_path))) from error
     except OSError as error:
         raise FaultError(f"cannot write {out_path}: {error.strerror or error}") from error
     finally:
@@ -50,7 +53,6 @@ def _writer(part: Path, out_path: Path, header: TraceHeader) -> TraceWriter:
     try:
         return TraceWriter(part, header)
     except UsageError as error:
-        # The person named another file than the one that is written first.
         raise UsageError(str(error).replace(str(part), str(out_path))) from error
 
 

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import lzma
+import resource
 from pathlib import Path
 
 import pytest
@@ -162,15 +163,16 @@ def test_convert_leaves_nothing_behind_where_it_fails(tmp_path):
 
 
 def test_convert_onto_a_full_disk_is_a_fault(tmp_path):
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("no /dev/full on this system")
-    from agent.trace import TraceHeader, TraceWriter  # the writer alone: convert refuses devices
-
-    writer = TraceWriter(full, TraceHeader(provenance="imported", interval_s=1.0))
-    with pytest.raises(OSError, match="No space"):
-        writer.close()
-    assert issubclass(FaultError, Exception)
+    source, out = tmp_path / "log.csv", tmp_path / "out.jsonl"
+    source.write_text("t_s,gpu,power_w\n" + "".join(f"{t},0,{t}\n" for t in range(3000)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))  # as good as a disk that is full after 20 kB
+    try:
+        with pytest.raises(FaultError, match=f"cannot write trace {out}: File too large"):
+            convert(source, out, print)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["log.csv"]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the recordings beside the repository are not here")
