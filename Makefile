@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= :9836
 
-.PHONY: run test setup lint clean bench golden
+.PHONY: run test setup lint clean bench soak golden
 
 run: $(VENV)/installed
 	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
@@ -28,6 +28,10 @@ golden: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.bench
+
+# make soak MINUTES=60
+soak: $(VENV)/installed
+	$(BIN)/python -m tests.soak $(MINUTES)
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
