@@ -65,7 +65,16 @@ def build_samplers(config: Config, clock: Clock, demo: Trace | None = None) -> S
         nvml = NvmlSampler(config.nvml, companions=(events,) if config.samplers.xid else ())
         chosen.append(nvml)
         if config.samplers.xid:
-            chosen.append(XidSampler(nvml.addresses, clock, config.agent.kmsg, config=config.xid, events=events))
+            chosen.append(
+                XidSampler(
+                    nvml.addresses,
+                    clock,
+                    config.agent.kmsg,
+                    config=config.xid,
+                    events=events,
+                    on_xid=nvml.refresh_limits,
+                )
+            )
     if config.samplers.network:
         chosen.append(NetDevSampler(config.agent.proc_root, config.agent.sys_root))
     if config.samplers.disk:
@@ -119,6 +128,8 @@ class Daemon:
         """Take the driver up again."""
         if self._samplers.nvml is not None:
             self._samplers.nvml.resume()
+            self._schedule.probe_now("nvml")
+            self._schedule.probe_now("xid")
             log.info("taking the NVIDIA driver up again")
 
     def start(self) -> None:
@@ -144,10 +155,18 @@ class Daemon:
         for event in judgement.events:
             log.warning("%s: %s (%s)", event.finding.anomaly, event.finding.summary, event.state)
 
+    def _tend_driver(self) -> None:
+        """Pass on that only a new process helps; look each second whether a release of the driver is over."""
+        nvml = self._samplers.nvml
+        if nvml is None:
+            return
+        if nvml.wants_restart is not None:
+            self._on_fault(nvml.wants_restart)
+        if nvml.is_released:
+            self._schedule.probe_now(nvml.name)
+
     def _take_snapshot(self) -> None:
-        reason = self._samplers.nvml.wants_restart if self._samplers.nvml else None
-        if reason is not None:
-            self._on_fault(reason)
+        self._tend_driver()
         expected, visible = self._samplers.gpu_counts(self._clock.now())
         statuses = self._schedule.statuses()
         with self._lock:

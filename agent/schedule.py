@@ -161,6 +161,7 @@ class _SamplerJob(_Job):
         self._config = config
         self._deliver = deliver
         self._is_here = False
+        self._is_probe_wanted = False
         self._probe_s = clock.now().monotonic_s
         self._wait_s = config.probe_first_s
         self._brought_records = False
@@ -168,7 +169,14 @@ class _SamplerJob(_Job):
         self._success: Instant | None = None
         self._errors: Mapping[str, int] = {}
 
+    def probe_soon(self) -> None:
+        """Probe with the next tick where the source is absent, and back off from the first wait again."""
+        self._is_probe_wanted = True  # no more than a mark: another thread may be in the middle of a run
+
     def run(self) -> None:
+        if self._is_probe_wanted:
+            self._is_probe_wanted = False
+            self._probe_s, self._wait_s = self._clock.now().monotonic_s, self._config.probe_first_s
         # Half a period of slack: a probe that is due now must not wait for the next tick because this one came early.
         if not self._is_here and self._clock.now().monotonic_s + self.period_s / 2 < self._probe_s:
             return
@@ -365,6 +373,15 @@ class Schedule:
         return tuple(
             job.status(now, worker.overruns) for job, worker in zip(self._samplers, self._workers, strict=False)
         )
+
+    def probe_now(self, name: str) -> None:
+        """Have an absent source looked for with its sampler's next tick, whatever the back-off; for any thread.
+
+        Nothing happens where there is no sampler of this name or where its source is here.
+        """
+        for job in self._samplers:
+            if job.name == name:
+                job.probe_soon()
 
     def run_once(self) -> None:
         """Run every job once in the calling thread, the samplers first; before `start` only."""

@@ -121,13 +121,16 @@ class XidSampler:
         config: XidConfig | None = None,
         events: EventSource | None = None,
         log: KmsgReader | None = None,
+        on_xid: Callable[[str], object] = lambda _: None,
     ) -> None:
+        """Count what `events` and the log at `kmsg_path` tell; `on_xid` is called with the UUID when an XID arrives."""
         self._list_gpus = gpus
         self._clock = clock
         self._catalogue = catalogue
         self._config = config or XidConfig()
         self._events: EventSource = events if events is not None else NvmlEvents(clock)
         self._kernel_log = log if log is not None else KmsgReader(kmsg_path)
+        self._on_xid = on_xid
         self._errors: Counter[str] = Counter()
         self._gpus: dict[str, _Gpu] = {}  # by UUID
         self._unknown: dict[str, _Gpu] = {}  # by PCI address
@@ -302,6 +305,7 @@ class XidSampler:
     def _count(self, uuid: str, gpu: _Gpu, code: int, count: int, now: Instant) -> None:
         if count <= 0:
             return
+        self._on_xid(uuid)
         if not gpu.tally.add(code, count, now.wall_s):
             self._errors["too_many_codes"] += count
             return

@@ -266,6 +266,26 @@ def test_absent_source_is_probed_with_back_off(caplog):
     assert len(bench.sampler.probes) == 9  # no probe while samples come
 
 
+def test_absent_source_is_probed_at_once_when_asked_for():
+    """After 0, 1, 3, 7, 15, 31 s it would be 61 s; asked for at 41 s, the back-off starts anew: 41, 42, 44 s."""
+    bench = Bench()
+    bench.sampler.here = False
+    bench.run(40)
+    bench.schedule.probe_now("other")
+    bench.run(1)
+    bench.schedule.probe_now("fake")
+    bench.run(4)
+    assert bench.sampler.probes == [0, 1, 3, 7, 15, 31, 41, 42, 44]
+    bench.sampler.here = True
+    bench.schedule.probe_now("fake")
+    bench.run(1)
+    assert bench.status.success
+    assert dict(bench.status.errors) == {}
+    bench.schedule.probe_now("fake")  # nothing to look for
+    bench.run(1)
+    assert bench.sampler.probes[9:] == [45]
+
+
 def test_lost_source_is_counted_by_reason_and_comes_back(caplog):
     """Lost at 5 s: probed at 6, 8 and 12 s, where it is back. The next loss starts at 1 s again."""
     bench = Bench()

@@ -75,12 +75,14 @@ class Host:
         self.events = Events()
         self.gpus = dict(GPUS)
         self.nvml_hangs = False
+        self.touched: list[str] = []
         self.sampler = XidSampler(
             lambda: self.gpus,
             self.clock,
             config=config,
             events=self.events,
             log=KmsgReader(path, awake_s=lambda: self.clock.now().monotonic_s),
+            on_xid=self.touched.append,
         )
         self.latest: dict[GpuKey | str, GpuXids | NvswitchSxids] = {}
 
@@ -202,6 +204,18 @@ def test_events_further_apart_than_the_window_are_two(host: Host):
     host.events.tell(A, 31)
     host.tick()
     assert host.seen(A) == {31: 2}
+
+
+def test_whoever_wants_to_know_is_told_of_the_gpu_once_for_each_news(host: Host):
+    host.tick()
+    assert host.touched == []
+    host.log(A, 48)
+    host.tick()
+    assert host.touched == [A]
+    host.events.tell(A, 48)  # the same event
+    host.events.tell(B, 79)
+    host.tick()
+    assert host.touched == [A, B]
 
 
 def test_codes_and_gpus_are_not_mixed(host: Host):
