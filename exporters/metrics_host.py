@@ -120,7 +120,7 @@ AGENT_METRICS: Final[tuple[MetricDef, ...]] = (
         "gpus_visible",
         "gauge",
         "",
-        "GPUs that answer now; absent where the NVML sampler does not run.",
+        "GPUs that answer now; absent where the NVML sampler does not run or the driver is released.",
         lambda snapshot: snapshot.gpus_visible,
     ),
     MetricDef(

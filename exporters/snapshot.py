@@ -77,7 +77,7 @@ class NodeSnapshot:
     xid_actions: Mapping[int, str] = field(default_factory=dict)
     samplers: tuple[SamplerStatus, ...] = ()
     gpus_expected: int | None = None  # None where neither a driver nor the configuration says how many
-    gpus_visible: int | None = None  # None where the NVML sampler is not running
+    gpus_visible: int | None = None  # None where the NVML sampler is not running, and during a release
     model: ModelInfo | None = None
     version: str = ""
     config_reload_successful: bool = True

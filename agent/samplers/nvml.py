@@ -76,6 +76,7 @@ class NvmlSampler:
         self._restarts = Restarts(self._config)
         self._failures = StartFailures(self._config.start_tries)
         self._hold = Hold(seconds)
+        self._is_held = False  # from the first tick of a release to the first after it
         self._is_released = False
         self._fast = FastPower(self._config.fast_hertz)
         self._companions: tuple[Companion, ...] = (self._fast, *companions)
@@ -102,9 +103,12 @@ class NvmlSampler:
         return self._expected
 
     @property
-    def visible_gpus(self) -> int:
-        """Number of GPUs that the driver enumerates and that are not lost."""
-        return self._slots.visible
+    def visible_gpus(self) -> int | None:
+        """Number of GPUs that could be read within the last three ticks and are neither lost nor hung.
+
+        None while an operator holds the driver: nobody looks then, and no GPU is missing.
+        """
+        return None if self._is_held else self._slots.visible
 
     @property
     def wants_restart(self) -> str | None:
@@ -188,7 +192,7 @@ class NvmlSampler:
         if is_counting:
             self._take_count(now, deadline)
         records = [record for gpu in self._slots.by_number() for record in self._records(gpu, readings, now, began_s)]
-        self._restarts.settle(now.monotonic_s, is_complete=self.visible_gpus >= self._expected)
+        self._restarts.settle(now.monotonic_s, is_complete=self._slots.attached >= self._expected)
         return records
 
     def close(self) -> None:
@@ -215,6 +219,7 @@ class NvmlSampler:
     def _keep_hold(self) -> None:
         """Close the library while an operator holds it; raises SourceUnavailableError then."""
         left_s = self._hold.left_s()
+        self._is_held = left_s > 0
         if not left_s:
             self._is_released = False
             return
@@ -256,6 +261,7 @@ class NvmlSampler:
             companion.resume()
 
     def _unavailable(self, reason: str) -> SourceUnavailableError:
+        self._slots.forget_answers()
         return SourceUnavailableError(
             reason, _MESSAGES.get(reason, f"the NVIDIA driver answers with the error {reason}")
         )
@@ -288,7 +294,7 @@ class NvmlSampler:
             self._errors["hung"] += 1
         self._fast.watch(
             {
-                slot.gpu.identity.uuid: slot.device.handle
+                slot.device.uuid: slot.device.handle
                 for slot in self._slots
                 if slot.gpu is not None and slot.device is not None and slot.device.is_fast and not slot.is_late
             }
@@ -324,7 +330,7 @@ class NvmlSampler:
         if not gpu.fast.take(now, self._config.fast_period_s, self._slots.tolerance_s):
             return ()
         most = slot.device.most_watts
-        readings = [(seconds, watts) for seconds, watts in self._fast.take(gpu.identity.uuid) if watts < most]
+        readings = [(seconds, watts) for seconds, watts in self._fast.take(slot.device.uuid) if watts < most]
         if not readings:
             return ()
         newest_s = readings[-1][0]

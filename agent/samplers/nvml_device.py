@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 from agent.clock import Instant, stopwatch
 from agent.records import GpuKey, GpuLimits, GpuSample, GpuSlowSample, GpuState, Record
@@ -26,6 +26,8 @@ from agent.samplers.nvml_links import Links
 from agent.samplers.nvml_mig import MigInstances
 from agent.samplers.nvml_plausible import PowerGuard
 from agent.samplers.nvml_readings import read_memory, read_processes
+
+T = TypeVar("T")
 
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons. 0x2 (application clocks) and 0x100 (display) are no words of ours.
 EVENT_REASON_BITS: Final = (
@@ -46,12 +48,20 @@ _SILENT_TICKS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What names a GPU; read once when it is attached."""
+    """What names a GPU; read once when it is attached. None is what could not be read."""
 
-    uuid: str
+    uuid: str | None
     model_name: str | None
     pci_bus_id: str | None
     device: str | None
+
+
+class AttachError(nvml.NvmlError):
+    """A GPU that is enumerated and cannot be attached; `identity` is what it says about itself all the same."""
+
+    def __init__(self, code: int, identity: Identity) -> None:
+        super().__init__(code)
+        self.identity = identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +84,14 @@ class NvmlDevice:
     def __init__(
         self, index: int, driver_version: str | None = None, *, fast_most_s: float = 0.0, mig_period_s: float = 10.0
     ) -> None:
-        """Attach the GPU at this position of the enumeration; raises NvmlError where it does not answer.
+        """Attach the GPU at this position of the enumeration; raises AttachError where it does not answer.
 
         `fast_most_s` is how long a reading of instant power may take, at 0 it is not tried; `mig_period_s` the distance
         of looks at the MIG instances.
         """
         begin = stopwatch()
-        handle = nvml.device_handle(index)
-        uuid = nvml.device_uuid(handle)
+        handle, uuid = _find(index)
+        self.uuid = uuid
         self._calls = Calls(handle, uuid)
         self._calls.driver_seconds += stopwatch() - begin
         self._silent_ticks = 0
@@ -107,7 +117,7 @@ class NvmlDevice:
             name = self._calls.read("name", nvml.device_name)
             pci_bus_id = self._calls.read("PCI address", nvml.device_pci_bus_id)
         except TickOverError:
-            raise nvml.NvmlError(nvml.GPU_IS_LOST) from None
+            raise AttachError(nvml.GPU_IS_LOST, _identity(handle, uuid)) from None
         self.is_fast = fast_most_s > 0 and is_cheap(handle, fast_most_s)
         device = None if minor is None else f"nvidia{minor}"
         self.identity = Identity(uuid=uuid, model_name=name, pci_bus_id=pci_bus_id, device=device)
@@ -276,3 +286,34 @@ class NvmlDevice:
             self._calls.reject()
             return None
         return tuple(word for bit, word in EVENT_REASON_BITS if bits & bit)
+
+
+def _find(index: int) -> tuple[nvml.DeviceHandle, str]:
+    """Return handle and UUID of the GPU at a position; raises AttachError."""
+    try:
+        handle = nvml.device_handle(index)
+    except nvml.NvmlError as error:
+        nothing = Identity(uuid=None, model_name=None, pci_bus_id=None, device=None)
+        raise AttachError(error.code, nothing) from None
+    try:
+        return handle, nvml.device_uuid(handle)
+    except nvml.NvmlError as error:
+        raise AttachError(error.code, _identity(handle, None)) from None
+
+
+def _identity(handle: nvml.DeviceHandle, uuid: str | None) -> Identity:
+    """Return what a GPU that fails still says about itself."""
+    minor = _try(nvml.device_minor, handle)
+    return Identity(
+        uuid=uuid,
+        model_name=_try(nvml.device_name, handle),
+        pci_bus_id=_try(nvml.device_pci_bus_id, handle),
+        device=None if minor is None else f"nvidia{minor}",
+    )
+
+
+def _try(function: Callable[[nvml.DeviceHandle], T], handle: nvml.DeviceHandle) -> T | None:
+    try:
+        return function(handle)
+    except nvml.NvmlError:
+        return None  # the first failure is the one that is counted

@@ -31,6 +31,8 @@ class KnownGpu:
     key: GpuKey
     identity: Identity
     state: str = "ok"
+    absent_state: str = "lost"  # its state while nothing is read of it: the last cause that is known
+    answered_tick: int | None = None  # the last tick in which it could be read
     slow: Due = field(default_factory=Due)
     limits: Due = field(default_factory=Due)
     info: Due = field(default_factory=Due)
@@ -40,6 +42,13 @@ class KnownGpu:
         """Note that the GPU was found, for the first time or anew: everything is due."""
         self.identity = identity
         self.slow, self.limits, self.info = Due(), Due(), Due()
+
+    def is_same(self, identity: Identity) -> bool:
+        """Return whether this is the GPU that says so of itself, by UUID or, where that was not read, by address."""
+        if identity.uuid is not None and self.key.uuid is not None:
+            return identity.uuid == self.key.uuid
+        address = _pci_address(identity.pci_bus_id)
+        return address is not None and address == _pci_address(self.identity.pci_bus_id)
 
     def info_record(self, now: Instant, driver_version: str | None) -> GpuInfo:
         """Return the identity as a record of this moment."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,10 +14,18 @@ from agent.clock import Instant
 from agent.records import GpuKey
 from agent.samplers import nvml_binding as nvml
 from agent.samplers.nvml_config import NvmlConfig
-from agent.samplers.nvml_device import NvmlDevice, Reading
+from agent.samplers.nvml_device import AttachError, Identity, NvmlDevice, Reading
 from agent.samplers.nvml_known import KnownGpu, free_number
 from agent.samplers.nvml_worker import Answer, Answers, Deadline, Worker, collect
 
+_log = logging.getLogger(__name__)
+
+#: A GPU that was not read in so many ticks is not visible.
+_UNREAD_TICKS: Final = 3
+#: States in which a GPU is read.
+_READ: Final = ("ok", "reset_required")
+#: What the code of a GPU that cannot be attached says of its state; other codes leave it as it was.
+_CAUSES: Final = {nvml.RESET_REQUIRED: "reset_required", nvml.GPU_IS_LOST: "lost", nvml.TIMEOUT: "hung"}
 #: A GPU that takes longer no longer keeps the next one from being called.
 _AT_ONCE_S: Final = 0.02
 
@@ -31,6 +40,7 @@ class Slot:
     gpu: KnownGpu | None = None
     may_call: bool = True  # False from a loss until the next start of the library
     is_late: bool = False  # the task under way is past its deadline: the GPU is hung
+    failure: tuple[int, Identity] | None = None  # why it could not be attached, as it was logged
 
 
 class Slots:
@@ -46,6 +56,8 @@ class Slots:
         self.errors: Counter[str] = Counter()
         self.driver_seconds = 0.0
         self.gpus: dict[str, KnownGpu] = {}
+        self._nameless: list[KnownGpu] = []  # never told their UUID
+        self._tick = 0
         self._slots: list[Slot] = []
         self._aside: dict[int, Slot] = {}
         self._answers: Answers[NvmlDevice | Reading] = queue.SimpleQueue()
@@ -65,8 +77,16 @@ class Slots:
 
     @property
     def visible(self) -> int:
-        """Number of GPUs that are enumerated and not lost."""
-        return sum(slot.gpu is not None and slot.gpu.state != "lost" for slot in self._slots)
+        """Number of GPUs that were read within the last ticks and are neither lost nor hung; for any thread."""
+        return sum(
+            gpu.state in _READ and gpu.answered_tick is not None and self._tick - gpu.answered_tick < _UNREAD_TICKS
+            for gpu in tuple(self.gpus.values())
+        )
+
+    @property
+    def attached(self) -> int:
+        """Number of GPUs that are called, hung ones too: starting the library anew brings no more of these."""
+        return sum(slot.gpu is not None and slot.may_call for slot in self._slots)
 
     def slot_of(self, gpu: KnownGpu) -> Slot | None:
         """Return the position of a GPU."""
@@ -74,7 +94,15 @@ class Slots:
 
     def by_number(self) -> list[KnownGpu]:
         """Return the GPUs in the order of their numbers."""
-        return sorted(self.gpus.values(), key=lambda gpu: gpu.key.gpu)
+        return sorted(self._all(), key=lambda gpu: gpu.key.gpu)
+
+    def _all(self) -> list[KnownGpu]:
+        return [*self.gpus.values(), *self._nameless]
+
+    def forget_answers(self) -> None:
+        """Have no GPU visible until it is read again: the driver as a whole does not answer."""
+        for gpu in self._all():
+            gpu.answered_tick = None
 
     def closers(self) -> list[Callable[[], None]]:
         """Return what frees the library's memory."""
@@ -111,6 +139,7 @@ class Slots:
         the driver every few microseconds cost more in waiting for each other than they gain.
         """
         readings: dict[KnownGpu, Reading] = {}
+        self._tick += 1
         for slot in self._slots:
             if not slot.worker.busy and slot.may_call:
                 self._submit(slot, now, driver_version)
@@ -120,6 +149,13 @@ class Slots:
         for slot in self._waited():
             self.errors["hung"] += 1
             slot.is_late = True
+            if slot.gpu is None:
+                _log.warning("the GPU at position %d of the driver does not answer and is not named yet", slot.index)
+        for gpu, reading in readings.items():
+            if reading.state in _READ:
+                gpu.answered_tick = self._tick
+            if not reading.is_stale:
+                gpu.absent_state = "lost" if reading.state == "ok" else reading.state
         return readings
 
     def _gather(
@@ -151,8 +187,10 @@ class Slots:
             return reading.state
         if slot is not None and slot.is_late:
             return "hung"
+        if slot is None:
+            return "lost"  # not enumerated any more
         # Called, but without an answer: attached too late in this tick to be read.
-        return gpu.state if slot is not None and slot.may_call else "lost"
+        return gpu.state if slot.may_call else gpu.absent_state
 
     def _waited(self) -> list[Slot]:
         return [slot for slot in self._slots if slot.worker.busy and not slot.is_late]
@@ -185,6 +223,8 @@ class Slots:
         except nvml.NvmlError as error:
             self.errors[error.reason] += 1
             slot.may_call = False  # a GPU that cannot be attached waits for the next start of the library
+            if isinstance(error, AttachError):
+                self._cannot_attach(slot, error)
             return None
         if isinstance(result, NvmlDevice):
             self._attach(slot, result)
@@ -196,12 +236,69 @@ class Slots:
             slot.may_call = False
         return result
 
-    def _attach(self, slot: Slot, device: NvmlDevice) -> None:
-        uuid = device.identity.uuid
-        gpu = self.gpus.get(uuid)
+    def _cannot_attach(self, slot: Slot, error: AttachError) -> None:
+        """Find out which GPU it is, as far as that can be read, and note why."""
+        seen = len(self._all())
+        gpu = self._failing(slot, error.identity)
+        is_new = len(self._all()) > seen
+        if gpu is not None:
+            gpu.absent_state = _CAUSES.get(error.code, gpu.absent_state)
+        if gpu is None or is_new or gpu.state != gpu.absent_state:
+            self._log_failure(slot, error)
         if gpu is None:
-            number = free_number(slot.index, (known.key.gpu for known in self.gpus.values()))
-            gpu = self.gpus[uuid] = KnownGpu(key=GpuKey(number, uuid), identity=device.identity)
+            return  # one that is only counted: fewer are visible than expected
+        if is_new:
+            gpu.state = gpu.absent_state  # it never was in another
+        for other in self._slots:
+            if other.gpu is gpu and other is not slot:
+                if other.device is not None:
+                    return
+                other.gpu = None
+        slot.gpu = gpu
+
+    def _log_failure(self, slot: Slot, error: AttachError) -> None:
+        identity = error.identity
+        if slot.failure == (error.code, identity):
+            return
+        slot.failure = (error.code, identity)
+        _log.warning(
+            "the GPU at position %d of the driver (UUID %s, PCI address %s) cannot be attached: %s; see dmesg",
+            slot.index,
+            identity.uuid or "not readable",
+            identity.pci_bus_id or "not readable",
+            error,
+        )
+
+    def _failing(self, slot: Slot, identity: Identity) -> KnownGpu | None:
+        """Return the GPU that cannot be attached: one that is known, or a new one where UUID or address was read."""
+        known = self._all()
+        if identity.uuid is not None or identity.pci_bus_id is not None:
+            found = next((gpu for gpu in known if gpu.is_same(identity)), None)
+            if found is None or (found.key.uuid is None and identity.uuid is not None):
+                return self._add(slot.index, identity)
+            return found
+        if len(self._slots) < len(known):
+            return None  # another may have moved up to its position
+        if slot.gpu is not None:
+            return slot.gpu
+        return next((gpu for gpu in known if gpu.key.gpu == slot.index and self.slot_of(gpu) is None), None)
+
+    def _add(self, index: int, identity: Identity) -> KnownGpu:
+        """Note a GPU that is new; one that did not tell its UUID before hands its number on."""
+        before = next((gpu for gpu in self._nameless if gpu.is_same(identity)), None)
+        if before is not None:
+            self._nameless.remove(before)
+        number = free_number(index, (gpu.key.gpu for gpu in self._all()))
+        gpu = KnownGpu(key=GpuKey(number if before is None else before.key.gpu, identity.uuid), identity=identity)
+        if identity.uuid is None:
+            self._nameless.append(gpu)
+        else:
+            self.gpus[identity.uuid] = gpu
+        return gpu
+
+    def _attach(self, slot: Slot, device: NvmlDevice) -> None:
+        gpu = self.gpus.get(device.uuid) or self._add(slot.index, device.identity)
+        slot.failure = None
         for other in self._slots:
             if other.gpu is gpu and other is not slot:
                 if other.device is not None:

@@ -100,6 +100,7 @@ def test_a_release_closes_the_driver_until_it_is_resumed(emulator, sampler, seco
         assert sampler.is_released
         assert not is_open()
         assert emulator.calls().gpm_samples_alive == 0
+        assert sampler.visible_gpus is None  # nobody looks: none is missing
         for _ in range(20):
             seconds.now += 10
             assert not sampler.probe()
@@ -110,6 +111,7 @@ def test_a_release_closes_the_driver_until_it_is_resumed(emulator, sampler, seco
     assert sampler.probe()
     assert not sampler.is_released
     assert of(sampler.sample(at(300)), GpuSample).power_watts == 100.0
+    assert sampler.visible_gpus == 1
 
 
 def test_a_release_ends_by_itself(emulator, sampler, seconds):
@@ -153,6 +155,7 @@ def test_nothing_is_closed_under_a_call_that_hangs(emulator, sampler):
     sampler.sample(at(1))
     sampler.release(600)
     assert refused(sampler, 2) == "hung"
+    assert sampler.visible_gpus is None
     assert is_open()
     assert not sampler.is_released
 
