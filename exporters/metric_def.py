@@ -83,72 +83,48 @@ def work_labels(key: GpuKey) -> tuple[str, ...]:
     return str(key.gpu), key.uuid or "", "" if key.gpu_i_id is None else str(key.gpu_i_id)
 
 
-def card_metric(
-    name: str,
-    kind: Kind,
-    unit: str,
-    text: str,
-    read: Callable[[GpuView], Number],
-) -> MetricDef:
-    """Return a row with one series per card: power, energy, temperature, clocks, links."""
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Where series of a GPU stand: on every card, or where work runs. Makes rows of that level."""
 
-    def values(snapshot: NodeSnapshot) -> Series:
-        return [(card_labels(view.key), read(view)) for view in card_views(snapshot)]
+    labels: tuple[str, ...]
+    label_values: Callable[[GpuKey], tuple[str, ...]]
+    views: Callable[[NodeSnapshot], Sequence[GpuView]]
 
-    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=CARD_LABELS, values=values)
+    def metric(self, name: str, kind: Kind, unit: str, text: str, read: Callable[[GpuView], Number]) -> MetricDef:
+        """Return a row with one series for each place of this level."""
 
+        def values(snapshot: NodeSnapshot) -> Series:
+            return [(self.label_values(view.key), read(view)) for view in self.views(snapshot)]
 
-def card_words(
-    name: str,
-    kind: Kind,
-    unit: str,
-    text: str,
-    *,
-    label: str,
-    read: Callable[[GpuView], Iterable[tuple[str, Number]]],
-) -> MetricDef:
-    """Return a row with one series per card and word of one more label."""
+        return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=self.labels, values=values)
 
-    def values(snapshot: NodeSnapshot) -> Series:
-        return [
-            ((*card_labels(view.key), word), number) for view in card_views(snapshot) for word, number in read(view)
-        ]
+    def words(
+        self,
+        name: str,
+        kind: Kind,
+        unit: str,
+        text: str,
+        *,
+        label: str,
+        read: Callable[[GpuView], Iterable[tuple[str, Number]]],
+    ) -> MetricDef:
+        """Return a row with one series for each place of this level and word of one more label."""
 
-    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=(*CARD_LABELS, label), values=values)
+        def values(snapshot: NodeSnapshot) -> Series:
+            return [
+                ((*self.label_values(view.key), word), number)
+                for view in self.views(snapshot)
+                for word, number in read(view)
+            ]
 
-
-def work_metric(
-    name: str,
-    kind: Kind,
-    unit: str,
-    text: str,
-    read: Callable[[GpuView], Number],
-) -> MetricDef:
-    """Return a row with one series per place where work runs: memory, activity, workload."""
-
-    def values(snapshot: NodeSnapshot) -> Series:
-        return [(work_labels(view.key), read(view)) for view in work_views(snapshot)]
-
-    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=WORK_LABELS, values=values)
+        return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=(*self.labels, label), values=values)
 
 
-def work_words(
-    name: str,
-    kind: Kind,
-    unit: str,
-    text: str,
-    *,
-    label: str,
-    read: Callable[[GpuView], Iterable[tuple[str, Number]]],
-) -> MetricDef:
-    """Return a row with one series per place where work runs and word of one more label."""
-
-    def values(snapshot: NodeSnapshot) -> Series:
-        return [
-            ((*work_labels(view.key), word), number) for view in work_views(snapshot) for word, number in read(view)
-        ]
-
-    return MetricDef(name=name, kind=kind, unit=unit, help=text, labels=(*WORK_LABELS, label), values=values)
+#: Power, energy, temperature, clocks, links, errors.
+CARD: Final = Level(CARD_LABELS, card_labels, card_views)
+#: Memory, activity, workload.
+WORK: Final = Level(WORK_LABELS, work_labels, work_views)
 
 
 def node_metric(name: str, kind: Kind, unit: str, text: str, read: Callable[[NodeSnapshot], Number]) -> MetricDef:

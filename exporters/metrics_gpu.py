@@ -8,20 +8,19 @@ from typing import Final
 from agent.records import GpuKey, GpuSample, GpuSlowSample
 from agent.vocabulary import CLOCK_EVENT_REASONS, GPU_STATES
 from exporters.metric_def import (
+    CARD,
     CARD_LABELS,
+    WORK,
     WORK_LABELS,
     MetricDef,
     Number,
     Series,
     card_labels,
-    card_metric,
     card_views,
-    card_words,
     in_order,
     key_order,
     one_hot,
     work_labels,
-    work_metric,
     work_views,
 )
 from exporters.metrics_health import HEALTH_METRICS, MIG_METRICS
@@ -111,7 +110,7 @@ IDENTITY_METRICS: Final = (
         labels=(*WORK_LABELS, *OWNER_LABELS),
         values=_owner_share,
     ),
-    card_words(
+    CARD.words(
         "gpu_state",
         "gauge",
         "",
@@ -120,7 +119,7 @@ IDENTITY_METRICS: Final = (
         label="state",
         read=lambda view: one_hot(GPU_STATES, view.state),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_sample_timestamp_seconds",
         "gauge",
         "seconds",
@@ -130,56 +129,56 @@ IDENTITY_METRICS: Final = (
 )
 
 ACTIVITY_METRICS: Final = (
-    work_metric(
+    WORK.metric(
         "gpu_utilization_ratio",
         "gauge",
         "ratio",
         "Share of the driver's last sampling period in which a kernel ran (NVML utilization.gpu).",
         _core(lambda sample: sample.utilization_ratio),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_memory_utilization_ratio",
         "gauge",
         "ratio",
         "Share of the driver's last sampling period in which memory was read or written (NVML utilization.memory).",
         _core(lambda sample: sample.memory_utilization_ratio),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_sm_active_ratio",
         "gauge",
         "ratio",
         "Share of cycles in which a multiprocessor had a warp, over all of them (NVML GPM 2).",
         _core(lambda sample: sample.sm_active_ratio),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_sm_occupancy_ratio",
         "gauge",
         "ratio",
         "Resident warps over the most that fit (NVML GPM 3).",
         _core(lambda sample: sample.sm_occupancy_ratio),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_tensor_active_ratio",
         "gauge",
         "ratio",
         "Share of cycles in which a tensor core was busy (NVML GPM 5).",
         _core(lambda sample: sample.tensor_active_ratio),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_dram_active_ratio",
         "gauge",
         "ratio",
         "Memory bandwidth in use over its peak (NVML GPM 10).",
         _core(lambda sample: sample.dram_active_ratio),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_memory_used_bytes",
         "gauge",
         "bytes",
         "Framebuffer memory held by processes, without what the driver reserves (NVML memory info v2).",
         _core(lambda sample: sample.memory_used_bytes),
     ),
-    work_metric(
+    WORK.metric(
         "gpu_memory_total_bytes",
         "gauge",
         "bytes",
@@ -189,21 +188,21 @@ ACTIVITY_METRICS: Final = (
 )
 
 BOARD_METRICS: Final = (
-    card_metric(
+    CARD.metric(
         "gpu_power_watts",
         "gauge",
         "watts",
         "Power draw of the board, a 1 s average on most boards (NVML power usage).",
         _core(lambda sample: sample.power_watts),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_power_limit_watts",
         "gauge",
         "watts",
         "Power limit in force (NVML enforced power limit).",
         lambda view: None if view.limits is None else view.limits.power_limit_watts,
     ),
-    card_words(
+    CARD.words(
         "gpu_power_baseline_watts",
         "gauge",
         "watts",
@@ -211,14 +210,14 @@ BOARD_METRICS: Final = (
         label="state",
         read=lambda view: in_order(_BASELINES, view.power_baseline_watts),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_energy_joules_total",
         "counter",
         "joules",
         "Energy used since the driver was loaded (NVML total energy consumption).",
         _slow(lambda sample: sample.energy_joules_total),
     ),
-    card_words(
+    CARD.words(
         "gpu_temperature_celsius",
         "gauge",
         "celsius",
@@ -226,7 +225,7 @@ BOARD_METRICS: Final = (
         label="sensor",
         read=_temperatures,
     ),
-    card_words(
+    CARD.words(
         "gpu_clock_hertz",
         "gauge",
         "hertz",
@@ -234,7 +233,7 @@ BOARD_METRICS: Final = (
         label="clock",
         read=_clocks,
     ),
-    card_words(
+    CARD.words(
         "gpu_clock_event_seconds_total",
         "counter",
         "seconds",
@@ -242,7 +241,7 @@ BOARD_METRICS: Final = (
         label="reason",
         read=_clock_event_seconds,
     ),
-    card_words(
+    CARD.words(
         "gpu_clock_event_active",
         "gauge",
         "",
@@ -253,28 +252,28 @@ BOARD_METRICS: Final = (
 )
 
 LINK_METRICS: Final = (
-    card_metric(
+    CARD.metric(
         "gpu_pcie_receive_bytes_total",
         "counter",
         "bytes",
         "Bytes received over PCIe (NVML field 198); only where the counter has 64 bits.",
         _slow(lambda sample: sample.pcie_receive_bytes_total),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_pcie_transmit_bytes_total",
         "counter",
         "bytes",
         "Bytes sent over PCIe (NVML field 197); only where the counter has 64 bits.",
         _slow(lambda sample: sample.pcie_transmit_bytes_total),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_nvlink_receive_bytes_total",
         "counter",
         "bytes",
         "Bytes received over all NVLink links since the driver was loaded (NVML field 139).",
         _core(lambda sample: sample.nvlink_receive_bytes_total),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_nvlink_transmit_bytes_total",
         "counter",
         "bytes",

@@ -7,15 +7,14 @@ from typing import Final
 
 from agent.records import GpuHealth, GpuKey, GpuXids
 from exporters.metric_def import (
+    CARD,
     CARD_LABELS,
     MIG_LABEL,
     MetricDef,
     Number,
     Series,
     card_labels,
-    card_metric,
     card_views,
-    card_words,
     key_order,
     work_labels,
 )
@@ -129,7 +128,7 @@ HEALTH_METRICS: Final = (
         labels=(*CARD_LABELS, "severity", "counter"),
         values=_ecc_errors,
     ),
-    card_words(
+    CARD.words(
         "gpu_remapped_rows_total",
         "counter",
         "",
@@ -137,21 +136,21 @@ HEALTH_METRICS: Final = (
         label="kind",
         read=_remapped_rows,
     ),
-    card_metric(
+    CARD.metric(
         "gpu_row_remap_pending",
         "gauge",
         "",
         "Whether a row waits for the next reset of the GPU to be replaced: 0 or 1 (NVML field 144).",
         _health(lambda health: _flag(health.is_row_remap_pending)),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_row_remap_failure",
         "gauge",
         "",
         "Whether a row could not be replaced, for want of spare ones: 0 or 1 (NVML field 145).",
         _health(lambda health: _flag(health.is_row_remap_failed)),
     ),
-    card_metric(
+    CARD.metric(
         "gpu_recovery_action",
         "gauge",
         "",
@@ -159,7 +158,7 @@ HEALTH_METRICS: Final = (
         "4 drain and reset (NVML field 230).",
         lambda view: None if view.limits is None else view.limits.recovery_action,
     ),
-    card_words(
+    CARD.words(
         "gpu_xid_errors_total",
         "counter",
         "",
@@ -168,7 +167,7 @@ HEALTH_METRICS: Final = (
         label="xid",
         read=_xid_errors,
     ),
-    card_words(
+    CARD.words(
         "gpu_xid_last_timestamp_seconds",
         "gauge",
         "seconds",
@@ -184,7 +183,7 @@ HEALTH_METRICS: Final = (
         labels=("xid", "action"),
         values=_xid_info,
     ),
-    card_words(
+    CARD.words(
         "gpu_nvlink_errors_total",
         "counter",
         "",

@@ -10,6 +10,7 @@ from agent.records import GpuKey
 from agent.vocabulary import ANOMALIES, CLASSES, WORKLOADS
 from classifier.results import Assessment
 from exporters.metric_def import (
+    WORK,
     WORK_LABELS,
     MetricDef,
     Number,
@@ -20,9 +21,7 @@ from exporters.metric_def import (
     one_hot,
     standing,
     work_labels,
-    work_metric,
     work_views,
-    work_words,
 )
 from exporters.snapshot import GpuView, NodeSnapshot
 
@@ -104,7 +103,7 @@ def _out_of_domain(snapshot: NodeSnapshot) -> Number:
 
 
 WORKLOAD_METRICS: Final = (
-    work_words(
+    WORK.words(
         "gpu_workload",
         "gauge",
         "",
@@ -121,14 +120,14 @@ WORKLOAD_METRICS: Final = (
         labels=(*WORK_LABELS, "workload", "evidence"),
         values=_probabilities,
     ),
-    work_metric(
+    WORK.metric(
         "gpu_workload_since_timestamp_seconds",
         "gauge",
         "seconds",
         "Wall time since which the workload holds.",
         lambda view: None if view.decision is None else view.decision.since_wall_s,
     ),
-    work_words(
+    WORK.words(
         "gpu_workload_seconds_total",
         "counter",
         "seconds",
@@ -136,7 +135,7 @@ WORKLOAD_METRICS: Final = (
         label="workload",
         read=lambda view: in_order(WORKLOADS, view.workload_seconds),
     ),
-    work_words(
+    WORK.words(
         "gpu_workload_energy_joules_total",
         "counter",
         "joules",

@@ -11,21 +11,19 @@ Where /sys/block cannot be seen, names decide alone: `sda1` beside `sda`, `nvme0
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from agent.records import DiskSample
-from agent.samplers.kernel_file import KernelFile, counter, is_name, printable
+from agent.samplers.device_table import DeviceTable
+from agent.samplers.kernel_file import counter, is_name, printable
 
 #: The unit of the sector counts, whatever sector size the device has (Documentation/admin-guide/iostats.rst).
 SECTOR_BYTES: Final = 512
 #: Devices over other devices, over files or over memory, and removable ones.
 _LEFT_OUT: Final = re.compile(r"(?:loop|ram|zram|dm-|md|bcache|drbd|zd|sr|fd)[\d_].*|nvme\d+c\d+n\d+")
-#: Seconds after which the choice is made again although no name changed: an nbd device may have been connected.
-_CHOICE_AGE_S: Final = 60.0
 
 
 class DiskCounters(NamedTuple):
@@ -104,32 +102,19 @@ class DiskstatsSampler:
     period_s = 1.0
 
     def __init__(self, proc_root: Path = Path("/proc"), sys_root: Path = Path("/sys")) -> None:
-        self._file = KernelFile(proc_root / "diskstats")
-        self._sys_root = sys_root
-        self._errors: Counter[str] = Counter()
-        self._names: tuple[str, ...] = ()
-        self._chosen: frozenset[str] = frozenset()
-        self._chosen_s: float | None = None
+        self._table = DeviceTable(proc_root / "diskstats", parse_diskstats, lambda names: choose_disks(names, sys_root))
 
     @property
     def errors(self) -> Mapping[str, int]:
         """Count of failed readings: `malformed` lines."""
-        return self._errors
+        return self._table.errors
 
     def probe(self) -> bool:
         """Return whether /proc/diskstats can be read."""
-        return self._file.exists()
+        return self._table.exists()
 
     def sample(self, now: Instant) -> tuple[DiskSample, ...]:
         """Return one record for each disk that counts; raises SourceUnavailableError where the file cannot be read."""
-        disks, malformed = parse_diskstats(self._file.read())
-        if malformed:
-            self._errors["malformed"] += malformed
-        names = tuple(disk.name for disk in disks)
-        if names != self._names or self._chosen_s is None or now.monotonic_s - self._chosen_s >= _CHOICE_AGE_S:
-            self._names = names
-            self._chosen = choose_disks(names, self._sys_root)
-            self._chosen_s = now.monotonic_s
         return tuple(
             DiskSample(
                 monotonic_s=now.monotonic_s,
@@ -138,10 +123,9 @@ class DiskstatsSampler:
                 read_bytes_total=disk.sectors_read * SECTOR_BYTES,
                 written_bytes_total=disk.sectors_written * SECTOR_BYTES,
             )
-            for disk in disks
-            if disk.name in self._chosen
+            for disk in self._table.read(now)
         )
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._table.close()

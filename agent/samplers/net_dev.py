@@ -16,14 +16,14 @@ RDMA traffic (InfiniBand, RoCE) passes by these counters; the InfiniBand sampler
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from agent.records import NetworkSample
-from agent.samplers.kernel_file import KernelFile, counter, is_name, printable
+from agent.samplers.device_table import DeviceTable
+from agent.samplers.kernel_file import counter, is_name, printable
 
 #: Names of interfaces that repeat the traffic of another one, or carry none; used only where no hardware is in sight.
 _REPEATING: Final = re.compile(
@@ -32,8 +32,6 @@ _REPEATING: Final = re.compile(
 )
 #: Value of phys_port_name of a representor: the host's end of a virtual function or subfunction (kernel: devlink).
 _REPRESENTOR: Final = re.compile(r"(?:c\d+)?pf\d+(?:vf|sf)\d+")
-#: Seconds after which the choice is made again although no name changed: a bond may have been formed.
-_CHOICE_AGE_S: Final = 60.0
 
 
 class InterfaceCounters(NamedTuple):
@@ -118,32 +116,21 @@ class NetDevSampler:
     period_s = 1.0
 
     def __init__(self, proc_root: Path = Path("/proc"), sys_root: Path = Path("/sys")) -> None:
-        self._file = KernelFile(proc_root / "net" / "dev")
-        self._sys_root = sys_root
-        self._errors: Counter[str] = Counter()
-        self._names: tuple[str, ...] = ()
-        self._chosen: frozenset[str] = frozenset()
-        self._chosen_s: float | None = None
+        self._table = DeviceTable(
+            proc_root / "net" / "dev", parse_net_dev, lambda names: choose_interfaces(names, sys_root)
+        )
 
     @property
     def errors(self) -> Mapping[str, int]:
         """Count of failed readings: `malformed` lines."""
-        return self._errors
+        return self._table.errors
 
     def probe(self) -> bool:
         """Return whether /proc/net/dev can be read."""
-        return self._file.exists()
+        return self._table.exists()
 
     def sample(self, now: Instant) -> tuple[NetworkSample, ...]:
         """Return one record for each interface that counts; raises SourceUnavailableError where nothing can be read."""
-        interfaces, malformed = parse_net_dev(self._file.read())
-        if malformed:
-            self._errors["malformed"] += malformed
-        names = tuple(interface.name for interface in interfaces)
-        if names != self._names or self._chosen_s is None or now.monotonic_s - self._chosen_s >= _CHOICE_AGE_S:
-            self._names = names
-            self._chosen = choose_interfaces(names, self._sys_root)
-            self._chosen_s = now.monotonic_s
         return tuple(
             NetworkSample(
                 monotonic_s=now.monotonic_s,
@@ -152,10 +139,9 @@ class NetDevSampler:
                 receive_bytes_total=interface.receive_bytes,
                 transmit_bytes_total=interface.transmit_bytes,
             )
-            for interface in interfaces
-            if interface.name in self._chosen
+            for interface in self._table.read(now)
         )
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._table.close()
