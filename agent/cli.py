@@ -232,7 +232,9 @@ def _add_driver(commands: _Commands[argparse.ArgumentParser]) -> None:
         commands,
         "driver",
         "have the running agent release the NVIDIA driver, or take it up again",
-        "  warpwatch driver release && nvidia-smi --gpu-reset -i 3; warpwatch driver resume\n"
+        "  warpwatch driver release     the agent lets go with its next tick, within three seconds\n"
+        "  nvidia-smi --gpu-reset -i 3\n"
+        "  warpwatch driver resume\n"
         "  systemctl kill -s SIGUSR1 warpwatch     the same as release, where no process id file is written\n",
     )
     parser.add_argument("action", choices=("release", "resume"), help="release ends by itself after 10 min")

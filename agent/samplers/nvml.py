@@ -177,16 +177,17 @@ class NvmlSampler:
         """
         began_s = stopwatch()
         self._keep_hold()
-        self._slots.take_late()
+        earlier = self._slots.drain()
         self._driver.drop_late()
         if self._restarts.take(now.monotonic_s):
             self._start(self._config.deadline_s)
+            earlier = {}  # read with handles that are void now
         self._ensure_started()
         deadline = Deadline(self._config.deadline_s)
         is_counting = self._ask_count(now)
         self._tend_fast()
         current = self._driver.current
-        readings = self._slots.read_all(now, deadline, None if current is None else current.version)
+        readings = self._slots.read_all(now, earlier, None if current is None else current.version)
         if any(reading.is_stale for reading in readings.values()):
             self._restarts.ask(now.monotonic_s)
         if is_counting:
@@ -224,7 +225,7 @@ class NvmlSampler:
             self._is_released = False
             return
         if not self._is_released:
-            self._slots.take_late()
+            self._slots.drain()
             self._driver.drop_late()
             if not self._is_busy() and self._let_go(self._config.release_deadline_s):
                 self._slots.lay_out(0)

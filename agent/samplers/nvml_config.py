@@ -3,6 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+#: Least and most that makes sense of each key: shorter would disturb the driver, longer would be blind.
+_RANGES: Final = (
+    ("period_s", 0.1, 60.0),
+    ("slow_period_s", 0.1, 600.0),
+    ("limits_period_s", 1.0, 3600.0),
+    ("fast_hertz", 0.0, 100.0),
+    ("fast_period_s", 0.1, 60.0),
+    ("fast_most_s", 0.0, 1.0),
+    ("mig_period_s", 0.1, 3600.0),
+    ("tick_wait_s", 0.01, 10.0),
+    ("deadline_s", 0.01, 60.0),
+    ("start_deadline_s", 0.01, 600.0),
+    ("stop_deadline_s", 0.0, 10.0),
+    ("release_deadline_s", 0.0, 60.0),
+    ("count_period_s", 0.1, 3600.0),
+    ("restart_first_s", 0.1, 3600.0),
+    ("restart_most_s", 0.1, 86_400.0),
+    ("start_tries", 1, 1000),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +44,8 @@ class NvmlConfig:
     """A GPU whose driver takes longer for such a reading is left out of the fast channel."""
     mig_period_s: float = 10.0
     """Distance of looks at the MIG instances."""
+    tick_wait_s: float = 0.5
+    """Time that a tick waits for GPUs that do not answer at once; what they bring then comes with a later tick."""
     deadline_s: float = 3.0
     """Time for all calls of one tick on one GPU; a GPU that takes longer is hung."""
     start_deadline_s: float = 15.0
@@ -39,3 +62,10 @@ class NvmlConfig:
     """Longest such pause."""
     start_tries: int = 5
     """Failed starts in a row, by a cause that only a new process ends, until the sampler asks for one."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a period, a deadline or a rate cannot be meant."""
+        for key, least, most in _RANGES:
+            value = getattr(self, key)
+            if not least <= value <= most:
+                raise ValueError(f"{key} is {value}; it must be from {least:g} to {most:g}")

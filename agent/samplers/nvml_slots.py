@@ -6,7 +6,7 @@ import logging
 import queue
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -39,6 +39,7 @@ class Slot:
     device: NvmlDevice | None = None
     gpu: KnownGpu | None = None
     may_call: bool = True  # False from a loss until the next start of the library
+    due: Deadline = field(default_factory=lambda: Deadline(0.0))  # of the task under way
     is_late: bool = False  # the task under way is past its deadline: the GPU is hung
     failure: tuple[int, Identity] | None = None  # why it could not be attached, as it was logged
 
@@ -132,25 +133,35 @@ class Slots:
             slot.worker.stop()
         self._aside.clear()
 
-    def read_all(self, now: Instant, deadline: Deadline, driver_version: str | None) -> dict[KnownGpu, Reading]:
+    def read_all(
+        self, now: Instant, earlier: Mapping[KnownGpu, Reading], driver_version: str | None
+    ) -> dict[KnownGpu, Reading]:
         """Return what each GPU brings in this tick, attaching those that are new.
 
         The GPUs are called one after the other as long as each answers at once: eight threads that all come back from
-        the driver every few microseconds cost more in waiting for each other than they gain.
+        the driver every few microseconds cost more in waiting for each other than they gain. One that does not answer
+        holds the tick up by `tick_wait_s` at most, so that the others' readings are never late; its own comes with a
+        later tick, by `drain` as `earlier`, or shows that it hangs.
         """
-        readings: dict[KnownGpu, Reading] = {}
+        readings = dict(earlier)
         self._tick += 1
-        for slot in self._slots:
-            if not slot.worker.busy and slot.may_call:
+        ready = [slot for slot in self._slots if not slot.worker.busy and slot.may_call]
+        for slot in ready:
+            if slot.gpu not in earlier:
                 self._submit(slot, now, driver_version)
-                at_once = Deadline(min(_AT_ONCE_S, deadline.left_s()))
-                self._gather(readings, now, at_once, driver_version)
-        self._gather(readings, now, deadline, driver_version)
+                self._gather(readings, now, Deadline(_AT_ONCE_S), driver_version)
+        wait_s = min(self._config.tick_wait_s, self._config.deadline_s)
+        self._gather(readings, now, Deadline(wait_s), driver_version)
         for slot in self._waited():
+            if slot.due.left_s() > 0:
+                continue
             self.errors["hung"] += 1
             slot.is_late = True
             if slot.gpu is None:
                 _log.warning("the GPU at position %d of the driver does not answer and is not named yet", slot.index)
+        for slot in ready:
+            if slot.gpu in earlier and not slot.worker.busy and slot.may_call:
+                self._submit(slot, now, driver_version)  # after the others: it will not answer in this tick either
         for gpu, reading in readings.items():
             if reading.state in _READ:
                 gpu.answered_tick = self._tick
@@ -173,12 +184,18 @@ class Slots:
             elif answered.may_call and deadline.left_s() > 0:
                 self._submit(answered, now, driver_version)  # attached, or back from a hang: read it in this tick
 
-    def take_late(self) -> None:
-        """Take the answers of calls that hung; their values are too old to be of use."""
+    def drain(self) -> dict[KnownGpu, Reading]:
+        """Return the readings that came since the last tick; those of calls that hung are too old to be of use."""
+        readings: dict[KnownGpu, Reading] = {}
         for answer in collect(self._answers, Deadline(0), lambda: False):
             slot = self._take_slot(answer)
-            if slot is not None:
-                self._take(slot, answer)
+            if slot is None:
+                continue
+            was_late = slot.is_late
+            reading = self._take(slot, answer)
+            if reading is not None and slot.gpu is not None and not was_late:
+                readings[slot.gpu] = reading
+        return readings
 
     def state_of(self, gpu: KnownGpu, readings: Mapping[KnownGpu, Reading]) -> str:
         """Return the state of a GPU after a tick."""
@@ -196,6 +213,7 @@ class Slots:
         return [slot for slot in self._slots if slot.worker.busy and not slot.is_late]
 
     def _submit(self, slot: Slot, now: Instant, driver_version: str | None) -> None:
+        slot.due = Deadline(self._config.deadline_s)
         if slot.device is None or slot.gpu is None:
             fast_most_s = self._config.fast_most_s if self._config.fast_hertz > 0 else 0.0
             options = {"fast_most_s": fast_most_s, "mig_period_s": self._config.mig_period_s}

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from agent.clock import Clock, Instant
 from agent.records import GpuKey, GpuXids, NvswitchSxids, Record
@@ -34,6 +34,10 @@ _log = logging.getLogger(__name__)
 
 #: The GPUs known now, lost ones too, by UUID: key of the whole card, and PCI address where it is known.
 Gpus = Callable[[], Mapping[str, tuple[GpuKey, str | None]]]
+
+
+#: More seconds, codes or devices than anybody can mean.
+_MOST: Final = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,13 @@ class XidConfig:
     """After so long without an answer from the driver, a GPU whose events come from it alone is left out."""
     report_period_s: float = 60.0
     """Distance of lines in the agent's log about one code of one GPU."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a bound or a distance cannot be meant."""
+        for key in self.__dataclass_fields__:
+            value = getattr(self, key)
+            if not 0 < value <= _MOST:
+                raise ValueError(f"{key} is {value}; it must be above 0 and at most {_MOST}")
 
 
 class EventSource(Protocol):

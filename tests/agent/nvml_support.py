@@ -15,7 +15,7 @@ R = TypeVar("R", bound=Record)
 UUID = "GPU-11111111-2222-4333-8444-555555555555"
 KEY = GpuKey(0, UUID)
 #: No readings between the ticks: what a tick brings is known exactly.
-WITHOUT_FAST = NvmlConfig(fast_hertz=0, deadline_s=1.0, start_deadline_s=1.0)
+WITHOUT_FAST = NvmlConfig(fast_hertz=0, tick_wait_s=1.0, deadline_s=1.0, start_deadline_s=1.0)
 
 
 def at(seconds: float) -> Instant:

@@ -86,6 +86,24 @@ def test_an_unreadable_file_is_named(tmp_path):
         load_toml(Schema, binary)
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("[nvml]\nperiod_s = 0\n", "period_s"),
+        ("[nvml]\ndeadline_s = 0\n", "deadline_s"),
+        ("[nvml]\nfast_hertz = 1e308\n", "fast_hertz"),
+        ("[nvml]\nperiod_s = 1e308\n", "period_s"),
+        ("[xid]\nsend_period_s = 0\n", "send_period_s"),
+        ("[xid]\ncodes_per_device = 1000000\n", "codes_per_device"),
+    ],
+)
+def test_what_a_sampler_cannot_be_told_is_refused(tmp_path, text, key):
+    file = tmp_path / "warpwatch.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=rf"{key} is .*; it must be"):
+        load_config(file)
+
+
 def test_the_address_to_listen_on_is_checked_with_the_file(tmp_path):
     file = tmp_path / "warpwatch.toml"
     for address in ("nope", ":99999"):

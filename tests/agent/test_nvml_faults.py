@@ -43,7 +43,9 @@ def shall_not_restart(emulator: Emulator) -> None:
 @pytest.fixture
 def sampler() -> Iterator[NvmlSampler]:
     # Without the fast channel: how often a call is made, and which, is part of what is tested.
-    sampler = NvmlSampler(NvmlConfig(fast_hertz=0, deadline_s=DEADLINE_S, start_deadline_s=DEADLINE_S))
+    sampler = NvmlSampler(
+        NvmlConfig(fast_hertz=0, tick_wait_s=DEADLINE_S, deadline_s=DEADLINE_S, start_deadline_s=DEADLINE_S)
+    )
     yield sampler
     sampler.close()
 
