@@ -530,8 +530,8 @@ FAULTS |= {
         begin=lambda emulator: emulator.mig(1, MIG),
         absent={"utilization", "memory_utilization", "memory_used", "memory_total", *GPM},
         also=mig_problems,
-        # The card counts as divided until the slow values of its instances are stale.
-        back_s=SLOW_STALE_S,
+        # An instance counts as there until nothing was heard of it for 15 s.
+        back_s=15.0,
     ),
     "one XID": Fault(begin=lambda emulator: emulator.xid(1, 79), gpus=(), also=xids(1)),
     "a thousand XIDs at once": Fault(
