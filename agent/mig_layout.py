@@ -66,6 +66,8 @@ class MigLayout:
             card = card_of(record.key)
             card_s[card] = max(card_s.get(card, record.monotonic_s), record.monotonic_s)
             if record.key.gpu_i_id is None:
+                if isinstance(record, GpuSample) and _has_work_values(record):
+                    listed.add(card)  # with the instances of this tick, that is without any: it is whole again
                 continue
             heard.add(record.key)
             instance = self._cards.setdefault(card, {}).setdefault(record.key, _Instance())
@@ -82,3 +84,8 @@ class MigLayout:
                     del self._cards[card][key]
                     gone.add(key)
         return frozenset(gone)
+
+
+def _has_work_values(sample: GpuSample) -> bool:
+    """Return whether a card tells what only a whole card can: of a divided one the driver tells neither."""
+    return sample.utilization_ratio is not None or sample.memory_used_bytes is not None

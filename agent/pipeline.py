@@ -181,14 +181,17 @@ class Pipeline:
         newest = self._latest.get((GpuSample, key))
         account = self._accounts.get(key)
         is_work = key in self.history.gpus
+        state = self._state(now, key)
+        # What a GPU said before it was lost or hung is not what it would say now, however young it is.
+        answers = state not in ("lost", "hung")
         return GpuView(
             key=key,
-            state=self._state(now, key),
+            state=state,
             info=self._get(now, GpuInfo, key),
-            sample=sample,
-            slow=self._get(now, GpuSlowSample, key),
-            limits=self._get(now, GpuLimits, key),
-            health=self._get(now, GpuHealth, key),
+            sample=sample if answers else None,
+            slow=self._get(now, GpuSlowSample, key) if answers else None,
+            limits=self._get(now, GpuLimits, key) if answers else None,
+            health=self._get(now, GpuHealth, key) if answers else None,
             xids=self._get(now, GpuXids, key),
             mig=self._get(now, GpuMigInfo, key),
             decision=self._decisions.get(key) if is_work else None,

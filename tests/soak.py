@@ -22,6 +22,7 @@ from tests.nvml_emulator.emulator import GPU_IS_LOST, RESET_REQUIRED, TIMEOUT, U
 
 #: Pauses and deadlines as short as two busy cores allow.
 CONFIG = """[nvml]
+tick_wait_s = 0.2
 deadline_s = 0.7
 start_deadline_s = 1.5
 count_period_s = 1

@@ -69,3 +69,5 @@ class NvmlConfig:
             value = getattr(self, key)
             if not least <= value <= most:
                 raise ValueError(f"{key} is {value}; it must be from {least:g} to {most:g}")
+        if self.tick_wait_s > self.period_s:
+            raise ValueError(f"tick_wait_s is {self.tick_wait_s}; it must be at most period_s, {self.period_s}")

@@ -236,11 +236,11 @@ def test_labels_follow_the_work_when_a_card_is_divided_and_made_whole_again():
     # The instance was there from 21 s on, and idle with 15 s of evidence at the judgement of 40 s.
     assert one.workload_seconds["unknown"] == pytest.approx(19.0)
     assert one.workload_seconds["idle"] == pytest.approx(20.0)
-    # 15 s after its last sample the instance is gone; the card goes on counting where it stopped.
+    # The card tells its utilisation and lists no instance: it is whole, and goes on counting where it stopped.
     assert [d.key for d in play(pipeline, range(61, 101), (CARD,)).decisions] == [CARD]
     (card,) = pipeline.snapshot(Instant(100.0, 5100.0)).gpus
-    # Whole for the judgements of 0 to 20 s and again from that of 80 s on: 20 s and 20 s.
-    assert sum(card.workload_seconds.values()) == pytest.approx(40.0)
+    # Whole for the judgements of 0 to 20 s and again from that of 65 s on: 20 s and 35 s.
+    assert sum(card.workload_seconds.values()) == pytest.approx(55.0)
 
 
 def test_health_xids_and_mig_are_absent_once_stale():

@@ -41,6 +41,7 @@ slow_period_s = 0.5
 limits_period_s = 1
 count_period_s = 1
 mig_period_s = 1
+tick_wait_s = 0.2
 deadline_s = 0.7
 start_deadline_s = 1.5
 restart_first_s = 2
@@ -531,7 +532,7 @@ FAULTS |= {
         absent={"utilization", "memory_utilization", "memory_used", "memory_total", *GPM},
         also=mig_problems,
         # An instance counts as there until nothing was heard of it for 15 s.
-        back_s=15.0,
+        back_s=4.0,
     ),
     "one XID": Fault(begin=lambda emulator: emulator.xid(1, 79), gpus=(), also=xids(1)),
     "a thousand XIDs at once": Fault(

@@ -124,10 +124,9 @@ BY_HAND = [
     f"gpu_memory_total_bytes{{{A}}} 85899345920",  # 80 GiB
     f"gpu_power_watts{{{A}}} 412.75",
     f"gpu_power_watts{{{B}}} 62.5",
-    # 700, 300 and 350 W; those of the lost GPU are 90 s old and hold for three periods of 60 s.
+    # 700 and 300 W; what the lost GPU said of itself is gone with it.
     f"gpu_power_limit_watts{{{A}}} 700",
     f"gpu_power_limit_watts{{{B}}} 300",
-    f"gpu_power_limit_watts{{{C}}} 350",
     # The median of a constant power; one sample of 412.75 W does not move it.
     f'gpu_power_baseline_watts{{{A},state="busy"}} 401.5',
     f"gpu_energy_joules_total{{{A}}} 1036022.5",  # 1e6 + 90 x 400.25
@@ -204,8 +203,8 @@ OF_MIG_AND_HEALTH = [
     f"gpu_owner_info{{{E},{NOBODY}}} 1",
     f"gpu_memory_used_bytes{{{F}}} 0",
     f'gpu_workload{{{F},workload="idle"}} 1',
-    f"gpu_workload_since_timestamp_seconds{{{F}}} 1700000040",
-    f'gpu_workload_seconds_total{{{F},workload="idle"}} 20',  # 60 - 40
+    f"gpu_workload_since_timestamp_seconds{{{F}}} 1700000025",
+    f'gpu_workload_seconds_total{{{F},workload="idle"}} 35',  # 60 - 25
     f'gpu_workload_seconds_total{{{F},workload="unknown"}} 0',
     f'gpu_ecc_errors_total{{{D},severity="corrected",counter="volatile"}} 160',  # 100 + 60
     f'gpu_ecc_errors_total{{{D},severity="corrected",counter="aggregate"}} 1060',  # 1000 + 60
@@ -259,7 +258,7 @@ def test_what_is_stale_or_not_offered_has_no_series():
     assert not [key for key in found if "eth1" in key]
     of_lost = {key.partition("{")[0].removeprefix("warpwatch_gpu_") for key in found if 'gpu="2"' in key}
     assert of_lost == {
-        "info", "owner_info", "owner_share_ratio", "state", "sample_timestamp_seconds", "power_limit_watts",
+        "info", "owner_info", "owner_share_ratio", "state", "sample_timestamp_seconds",
         "power_baseline_watts", "workload", "workload_since_timestamp_seconds", "workload_seconds_total",
         "workload_energy_joules_total", "anomalies_total",
     }  # fmt: skip
