@@ -531,7 +531,7 @@ FAULTS |= {
         begin=lambda emulator: emulator.mig(1, MIG),
         absent={"utilization", "memory_utilization", "memory_used", "memory_total", *GPM},
         also=mig_problems,
-        # An instance counts as there until nothing was heard of it for 15 s.
+        # The instances go with the first tick in which the card tells its own utilisation again.
         back_s=4.0,
     ),
     "one XID": Fault(begin=lambda emulator: emulator.xid(1, 79), gpus=(), also=xids(1)),
