@@ -1,10 +1,10 @@
-"""The budgets of DESIGN.md on the emulated 8-GPU node, for a minute; `make bench` measures them with full windows.
+"""The budgets of DESIGN.md on the emulated 8-GPU node, for minutes; `make bench` measures them with full windows.
 
-CPU time depends little on what else the machine does. But the features' windows of 300 s are not full here, and a
-decision is cheaper for it: FULL_WINDOWS_SECONDS are added before it is compared. CPU time inside driver calls is part
-of it, since it cannot be told apart from outside: the test is stricter than the budget by that. How long a scrape takes
-does depend on the other programs of the machine: the best of 10 to 40 rounds counts, which they left alone, and of the
-scrapes that build the page the median.
+CPU time depends little on what else the machine does, but it does: the least of three half minutes counts. The features'
+windows of 300 s are not full here, and a decision is cheaper for it: FULL_WINDOWS_SECONDS are added before it is
+compared. CPU time inside driver calls is part of it, since it cannot be told apart from outside: the test is stricter
+than the budget by that. How long a scrape takes does depend on the other programs of the machine: the best of 10 to 40
+rounds counts, which they left alone, and of the scrapes that build the page the median.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from tests.end_to_end import budget_node as budget
 pytestmark = pytest.mark.end_to_end
 
 WARM_UP_SECONDS = 20.0
-MEASURED_SECONDS = 60.0
-#: What a minute with full windows costs more than one of this test: 0.36 s to 0.25 s, measured (docs/budgets.md), and
-#: some for the noise of that.
-FULL_WINDOWS_SECONDS = 0.15
+MEASURED_SECONDS = 30.0
+#: What a minute with full windows costs more than one of this test: 0.36 s to 0.25 s, measured (docs/budgets.md).
+FULL_WINDOWS_SECONDS = 0.11
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Measured:
 def measured(tmp_path_factory, nvml_emulator_library):
     with budget.busy_node(tmp_path_factory.mktemp("budget")) as agent:
         budget.cpu_over(agent, WARM_UP_SECONDS)
-        cpu = budget.cpu_over(agent, MEASURED_SECONDS)
+        cpu = min(budget.cpu_over(agent, MEASURED_SECONDS) for _ in range(3))
         metrics = agent.metrics()
         by_gpu, others = budget.series_counts(agent)
         return Measured(
