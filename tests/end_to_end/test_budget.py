@@ -1,10 +1,10 @@
 """The budgets of DESIGN.md on the emulated 8-GPU node, for minutes; `make bench` measures them with full windows.
 
-CPU time depends little on what else the machine does, but it does: the least of three half minutes counts. The features'
-windows of 300 s are not full here, and a decision is cheaper for it: FULL_WINDOWS_SECONDS are added before it is
-compared. CPU time inside driver calls is part of it, since it cannot be told apart from outside: the test is stricter
-than the budget by that. How long a scrape takes does depend on the other programs of the machine: the best of 10 to 40
-rounds counts, which they left alone, and of the scrapes that build the page the median.
+CPU time depends little on what else the machine does, but it does: the least of three half minutes counts. Windows of
+300 s are not full here, and a decision is cheaper for it: FULL_WINDOWS_SECONDS are added before it is compared. CPU
+time inside driver calls is part of it, since it cannot be told apart from outside: the test is stricter than the budget
+by that. How long a scrape takes depends on the other programs too: the best of 10 to 40 rounds counts, which
+they left alone, and of the scrapes that build the page the median.
 """
 
 from __future__ import annotations
