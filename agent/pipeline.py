@@ -160,7 +160,7 @@ class Pipeline:
         return NodeSnapshot(
             built=now,
             replay=self._replay,
-            gpus=tuple(self._view(now, key) for key in sorted(self.history.all_gpus, key=_gpu_order)),
+            gpus=tuple(self._view(now, key) for key in sorted(self.history.all_gpus, key=lambda key: key.order)),
             networks=self._devices.choose(NetworkSample, self._fresh(now, NetworkSample)),
             infiniband=self._devices.choose(InfinibandSample, self._fresh(now, InfinibandSample)),
             disks=self._devices.choose(DiskSample, self._fresh(now, DiskSample)),
@@ -268,7 +268,3 @@ def _merged_xids(before: Record | None, record: Record) -> Record:
         if code in totals:
             last_wall_s[code] = max(wall_s, last_wall_s.get(code, wall_s))
     return dataclasses.replace(record, totals=totals, last_wall_s=last_wall_s)
-
-
-def _gpu_order(key: GpuKey) -> tuple[int, int]:
-    return key.gpu, -1 if key.gpu_i_id is None else key.gpu_i_id

@@ -23,6 +23,11 @@ class GpuKey(NamedTuple):
     uuid: str | None = None
     gpu_i_id: int | None = None
 
+    @property
+    def order(self) -> tuple[int, int, str]:
+        """Sort key: index, instance (the card itself first), UUID."""
+        return self.gpu, -1 if self.gpu_i_id is None else self.gpu_i_id, self.uuid or ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:

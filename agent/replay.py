@@ -117,7 +117,7 @@ class ReplayJson:
 
     def summary(self, seconds: Callable[[GpuKey], Mapping[str, float]]) -> None:
         """Write one summary for each GPU, and one for the node where findings of node or job scope exist."""
-        for key in sorted(self._labels, key=lambda k: (k.gpu, -1 if k.gpu_i_id is None else k.gpu_i_id)):
+        for key in sorted(self._labels, key=lambda k: k.order):
             booked = {word: seconds(key)[word] for word in WORKLOADS}
             # Of equal times the last word counts: a trace of one sample is unknown.
             self._summary(key, max(reversed(WORKLOADS), key=lambda word: booked[word]), booked)

@@ -28,7 +28,7 @@ from exporters.landing_text import (
     subject_name,
 )
 from exporters.markup import Html, join, tag, text
-from exporters.metric_def import key_order, standing
+from exporters.metric_def import standing
 from exporters.snapshot import GpuView, NodeSnapshot, stopped_samplers
 
 REFRESH_S: Final = 10
@@ -71,7 +71,7 @@ def node_state(snapshot: NodeSnapshot) -> tuple[str, str]:
         return "critical", f"{missing} of {expected} GPUs {'is' if missing == 1 else 'are'} missing."
     broken = [view for view in snapshot.gpus if view.key.gpu_i_id is None and view.state != "ok"]
     if broken:
-        broken.sort(key=lambda view: key_order(view.key))
+        broken.sort(key=lambda view: view.key.order)
         return "critical", "; ".join(f"{gpu_name(view.key)}: {_state_words(view)}" for view in broken) + "."
     if not snapshot.gpus:
         return "warning", "No GPU is visible: sampling the host; GPUs are picked up when a driver offers them."
@@ -167,7 +167,7 @@ def _gpus(snapshot: NodeSnapshot) -> Html:
     instances = Counter(view.key.gpu for view in snapshot.gpus if view.key.gpu_i_id is not None)
     rows = [
         _gpu_row(snapshot, view, 0 if view.key.gpu_i_id is not None else instances[view.key.gpu])
-        for view in sorted(snapshot.gpus, key=lambda view: key_order(view.key))
+        for view in sorted(snapshot.gpus, key=lambda view: view.key.order)
     ]
     return join(tag("h2", "GPUs"), _table(headings, rows))
 
@@ -292,7 +292,7 @@ def _findings(snapshot: NodeSnapshot) -> Html:
     assessments = standing(snapshot)
     found = sorted(
         (item for item in assessments if item.severity),
-        key=lambda item: (-item.severity, key_order(item.key or _AFTER_GPUS), item.anomaly),
+        key=lambda item: (-item.severity, (item.key or _AFTER_GPUS).order, item.anomaly),
     )
     if found:
         content = tag("ul", *(_finding(snapshot, item) for item in found), class_="findings")

@@ -49,14 +49,14 @@ class MetricDef:
 
 def card_views(snapshot: NodeSnapshot) -> Sequence[GpuView]:
     """Return the views of whole cards, by index."""
-    return sorted((view for view in snapshot.gpus if view.key.gpu_i_id is None), key=lambda view: key_order(view.key))
+    return sorted((view for view in snapshot.gpus if view.key.gpu_i_id is None), key=lambda view: view.key.order)
 
 
 def work_views(snapshot: NodeSnapshot) -> Sequence[GpuView]:
     """Return where work runs: the instances of a card that is divided, the card where it is whole."""
     divided = {view.key.gpu for view in snapshot.gpus if view.key.gpu_i_id is not None}
     views = (view for view in snapshot.gpus if view.key.gpu_i_id is not None or view.key.gpu not in divided)
-    return sorted(views, key=lambda view: key_order(view.key))
+    return sorted(views, key=lambda view: view.key.order)
 
 
 def standing(snapshot: NodeSnapshot) -> Sequence[Assessment]:
@@ -66,11 +66,6 @@ def standing(snapshot: NodeSnapshot) -> Sequence[Assessment]:
     """
     places = {view.key for view in work_views(snapshot)}
     return [item for item in snapshot.assessments if item.scope != "gpu" or item.key in places]
-
-
-def key_order(key: GpuKey) -> tuple[int, int, str]:
-    """Return the sort key of a GPU: index, instance (the card itself first), UUID."""
-    return key.gpu, -1 if key.gpu_i_id is None else key.gpu_i_id, key.uuid or ""
 
 
 def card_labels(key: GpuKey) -> tuple[str, ...]:

@@ -18,7 +18,6 @@ from exporters.metric_def import (
     card_labels,
     card_views,
     in_order,
-    key_order,
     one_hot,
     work_labels,
     work_views,
@@ -53,7 +52,7 @@ def _owner_info(snapshot: NodeSnapshot) -> Series:
     # Both levels on purpose: an alert about a card and one about an instance each find exactly one owner to join.
     cards = {GpuKey(view.key.gpu, view.key.uuid) for view in snapshot.gpus}
     keys = cards | {view.key for view in snapshot.gpus}
-    return [((*work_labels(key), "0", *_NO_OWNER), 1) for key in sorted(keys, key=key_order)]
+    return [((*work_labels(key), "0", *_NO_OWNER), 1) for key in sorted(keys, key=lambda key: key.order)]
 
 
 def _owner_share(snapshot: NodeSnapshot) -> Series:

@@ -15,7 +15,6 @@ from exporters.metric_def import (
     Series,
     card_labels,
     card_views,
-    key_order,
     work_labels,
 )
 from exporters.snapshot import GpuView, NodeSnapshot
@@ -101,7 +100,7 @@ def _xid_info(snapshot: NodeSnapshot) -> Series:
 
 def _mig_info(snapshot: NodeSnapshot) -> Series:
     views: dict[GpuKey, GpuView] = {view.key: view for view in snapshot.gpus}
-    for key in sorted(views, key=key_order):
+    for key in sorted(views, key=lambda key: key.order):
         mig = views[key].mig
         if mig is not None and key.gpu_i_id is not None:
             yield (*work_labels(key), mig.profile or "", mig.mig_uuid or ""), 1

@@ -16,7 +16,6 @@ from exporters.metric_def import (
     Number,
     Series,
     in_order,
-    key_order,
     node_metric,
     one_hot,
     standing,
@@ -33,7 +32,7 @@ def _rank(anomaly: str) -> tuple[int, str]:
 
 def _of_gpus(snapshot: NodeSnapshot) -> list[tuple[GpuKey, Assessment]]:
     found = [(item.key, item) for item in standing(snapshot) if item.scope == "gpu" and item.key is not None]
-    return sorted(found, key=lambda pair: (key_order(pair[0]), _rank(pair[1].anomaly)))
+    return sorted(found, key=lambda pair: (pair[0].order, _rank(pair[1].anomaly)))
 
 
 def _of_subjects(snapshot: NodeSnapshot, scope: str) -> list[tuple[str, Assessment]]:
@@ -70,7 +69,7 @@ def _gpu_totals(snapshot: NodeSnapshot) -> Series:
         # Not those of a card that is divided by now, or of an instance that is gone; they go on where it is back.
         if scope == "gpu" and isinstance(subject, GpuKey) and subject in places:
             totals[subject, anomaly] = count
-    ordered = sorted(totals, key=lambda pair: (key_order(pair[0]), _rank(pair[1])))
+    ordered = sorted(totals, key=lambda pair: (pair[0].order, _rank(pair[1])))
     return [((*work_labels(key), anomaly), totals[key, anomaly]) for key, anomaly in ordered]
 
 
