@@ -37,8 +37,8 @@ class AgentConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterConfig:
-    """Table `[exporter]`."""
+class ExportConfig:
+    """Table `[export]`."""
 
     #: Address and port of /metrics and the landing page; ":9836" listens on all addresses.
     listen: str = ":9836"
@@ -67,7 +67,7 @@ class Config:
     """The whole file."""
 
     agent: AgentConfig = field(default_factory=AgentConfig)
-    exporter: ExporterConfig = field(default_factory=ExporterConfig)
+    export: ExportConfig = field(default_factory=ExportConfig)
     samplers: SamplersConfig = field(default_factory=SamplersConfig)
     nvml: NvmlConfig = field(default_factory=NvmlConfig)
     xid: XidConfig = field(default_factory=XidConfig)

@@ -105,7 +105,7 @@ class Daemon:
         self._schedule = Schedule(self._samplers.all, clock, self._deliver)
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
-        host, port = parse_listen(listen or config.exporter.listen)
+        host, port = parse_listen(listen or config.export.listen)
         self._server = WebServer(WebApp(self.snapshot), host, port)
 
     @property

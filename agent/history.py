@@ -20,17 +20,21 @@ from agent.mig_layout import MigLayout, card_of
 from agent.records import (
     PERIODS_S,
     DiskSample,
+    FilesystemSample,
     GpuFastPower,
     GpuInfo,
     GpuKey,
     GpuLimits,
     GpuMigInfo,
+    GpuOwners,
     GpuProcess,
     GpuSample,
     GpuSlowSample,
     GpuState,
     InfinibandSample,
     NetworkSample,
+    PressureSample,
+    ProcessSample,
     Record,
     Tick,
 )
@@ -88,6 +92,8 @@ _SHORT_HORIZONS_S: Final = {"power_fast_watts": 120.0}
 #: All channels of a GPU. `throttled` is 1 while a thermal or hardware clock event reason is active, else 0; `samples`
 #: holds 1 at the time of every GpuSample, whatever it could read; `process_count` counts compute processes;
 #: `power_fast_watts` has ten readings and more a second, of the last 120 s only.
+#: The three `process_` channels are sums over the GPU's processes with their descendants: CPU seconds a second (1 is
+#: one core) and bytes that passed to and from storage.
 GPU_CHANNELS: Final = (
     *_SAMPLE_FIELDS,
     *_SAMPLE_RATES,
@@ -97,11 +103,14 @@ GPU_CHANNELS: Final = (
     "power_fast_watts",
     "throttled",
     "process_count",
+    "process_cpu_ratio",
+    "process_read_bytes_per_second",
+    "process_written_bytes_per_second",
     "samples",
 )
 _THROTTLE_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
 
-#: Channels of the host, each the sum over its devices.
+#: Channels of the host. Bytes are sums over devices and file systems; pressure is the share of time, 0..1.
 HOST_CHANNELS: Final = (
     "network_receive_bytes_per_second",
     "network_transmit_bytes_per_second",
@@ -109,6 +118,14 @@ HOST_CHANNELS: Final = (
     "infiniband_transmit_bytes_per_second",
     "disk_read_bytes_per_second",
     "disk_written_bytes_per_second",
+    "filesystem_read_bytes_per_second",
+    "filesystem_written_bytes_per_second",
+    "cpu_pressure_ratio",
+    "io_pressure_ratio",
+    "memory_pressure_ratio",
+    "dirty_bytes",
+    "writeback_bytes",
+    "blocked_tasks",
 )
 _HOST_COUNTERS: Final[dict[type[Record], dict[str, str]]] = {
     NetworkSample: {
@@ -123,6 +140,21 @@ _HOST_COUNTERS: Final[dict[type[Record], dict[str, str]]] = {
         "read_bytes_total": "disk_read_bytes_per_second",
         "written_bytes_total": "disk_written_bytes_per_second",
     },
+    FilesystemSample: {
+        "read_bytes_total": "filesystem_read_bytes_per_second",
+        "written_bytes_total": "filesystem_written_bytes_per_second",
+    },
+    PressureSample: {
+        "cpu_some_seconds_total": "cpu_pressure_ratio",
+        "io_some_seconds_total": "io_pressure_ratio",
+        "memory_some_seconds_total": "memory_pressure_ratio",
+    },
+}
+_HOST_FIELDS: Final = ("dirty_bytes", "writeback_bytes", "blocked_tasks")
+#: Counters of a process, whose rate is summed over the processes of a GPU.
+_PROCESS_COUNTERS: Final = {
+    "read_bytes_total": "process_read_bytes_per_second",
+    "written_bytes_total": "process_written_bytes_per_second",
 }
 
 
@@ -181,6 +213,8 @@ class GpuHistory(_Channels):
         self.processes: tuple[GpuProcess, ...] | None = None
         #: When the set of process ids last changed (monotonic seconds); None before the first list.
         self.processes_since_s: float | None = None
+        #: Who holds it, as last heard; None where that was never seen.
+        self.owners: GpuOwners | None = None
         self.first_s: float | None = None
         self.last_s: float | None = None
         self._rate_s: dict[str, float] = {}  # when a channel of _SAMPLE_RATES last got a rate
@@ -233,6 +267,12 @@ class GpuHistory(_Channels):
                 self.processes_since_s = time_s
         self.processes = record.processes
 
+    def add_processes(self, rates: Mapping[int, Mapping[str, float]], time_s: float) -> None:
+        """Take what processes did, by process id and channel; only this GPU's own count."""
+        mine = [rates[process.pid] for process in self.processes or () if process.pid in rates]
+        for channel in {channel for one in mine for channel in one}:
+            self.put(channel, time_s, sum(one.get(channel, 0.0) for one in mine))
+
     def add_fast_power(self, record: GpuFastPower) -> None:
         """Take several readings of power, each at the record's time less its age."""
         for watts, age_s in zip(record.power_watts, record.ages_s, strict=False):
@@ -246,6 +286,9 @@ class HostHistory(_Channels):
         """Take the host records of one tick; each channel gets the sum over the devices that gave a rate."""
         sums: dict[str, tuple[float, float]] = {}
         for record in records:
+            if isinstance(record, PressureSample):
+                for name in _HOST_FIELDS:
+                    self.put(name, record.monotonic_s, getattr(record, name))
             for name, channel in _HOST_COUNTERS.get(type(record), {}).items():
                 time_s = record.monotonic_s
                 identity = (type(record).__name__, name, *_device_of(record))
@@ -261,7 +304,36 @@ def _device_of(record: Record) -> tuple[str, ...]:
         return record.device, str(record.port)
     if isinstance(record, NetworkSample | DiskSample):
         return (record.device,)
+    if isinstance(record, FilesystemSample):
+        return (record.mountpoint,)
     return ()
+
+
+class ProcessRates:
+    """Rates of the counters of processes, by process id and channel of a GPU."""
+
+    def __init__(self) -> None:
+        self._counters: dict[tuple[int, float | None], dict[str, CounterRate]] = {}
+
+    def update(self, records: Iterable[ProcessSample]) -> dict[int, dict[str, float]]:
+        """Take all processes of one tick; one that is missing is forgotten, and another with its id begins anew."""
+        known: dict[tuple[int, float | None], dict[str, CounterRate]] = {}
+        found: dict[int, dict[str, float]] = {}
+        for record in records:
+            identity = record.pid, record.started_monotonic_s
+            counters = known[identity] = self._counters.get(identity, {})
+            totals = {channel: getattr(record, name) for name, channel in _PROCESS_COUNTERS.items()}
+            if record.cpu_seconds_total is not None:
+                totals["process_cpu_ratio"] = record.cpu_seconds_total + (record.descendants_cpu_seconds_total or 0.0)
+            rates = {
+                channel: counters.setdefault(channel, CounterRate()).update(record.monotonic_s, total)
+                for channel, total in totals.items()
+                if total is not None
+            }
+            found[record.pid] = {channel: rate for channel, rate in rates.items() if rate is not None}
+        if known:
+            self._counters = known
+        return found
 
 
 class History:
@@ -276,6 +348,7 @@ class History:
         self._layout = MigLayout(sample_interval_s)
         self._all: dict[GpuKey, GpuHistory] = {}
         self._work: dict[GpuKey, GpuHistory] = {}
+        self._processes = ProcessRates()
 
     @property
     def gpus(self) -> Mapping[GpuKey, GpuHistory]:
@@ -305,6 +378,10 @@ class History:
                 if key.gpu_i_id is not None or not self._layout.is_divided(key)
             }
         self.host.add(tick.records)
+        rates = self._processes.update(record for record in tick.records if isinstance(record, ProcessSample))
+        if rates:
+            for gpu in self._all.values():
+                gpu.add_processes(rates, tick.monotonic_s)
 
     def _add(self, record: Record) -> None:
         if isinstance(record, GpuSample):
@@ -322,6 +399,8 @@ class History:
             self._gpu(record.key).limits = record
         elif isinstance(record, GpuInfo):
             self._gpu(record.key).info = record
+        elif isinstance(record, GpuOwners):
+            self._gpu(record.key).owners = record
         elif isinstance(record, GpuMigInfo):
             self._gpu(record.key)
 

@@ -24,13 +24,14 @@ from agent.records import (
     GpuKey,
     GpuLimits,
     GpuMigInfo,
+    GpuOwners,
     GpuSample,
     GpuSlowSample,
     GpuState,
     GpuXids,
     InfinibandSample,
     NetworkSample,
-    NvswitchSxids,
+    ProcessSample,
     Record,
     Tick,
 )
@@ -42,6 +43,9 @@ from classifier.findings import FindingEvent, FindingTracker
 from classifier.labeller import Labeller
 from classifier.results import Assessment, Decision
 from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
+
+#: What tells records of one type apart; the first that a type has.
+_IDENTITIES: Final = (("key",), ("device", "port"), ("mountpoint",), ("pid",))
 
 R = TypeVar("R", bound=Record)
 
@@ -95,7 +99,8 @@ class Pipeline:
         self._replay = replay
         self._demo_notice = demo_notice
         self._model = model
-        self._latest: dict[tuple[type[Record], object], Record] = {}
+        #: The newest record by type and subject.
+        self._latest: dict[type[Record], dict[object, Record]] = {kind: {} for kind in PERIODS_S}
         self._accounts: dict[GpuKey, Account] = {}
         self._length_s = 0.0  # of a replay that has ended
         self._decisions: dict[GpuKey, Decision] = {}
@@ -107,9 +112,10 @@ class Pipeline:
         """Take the records of one tick."""
         self.history.ingest(tick)
         for record in tick.records:
-            identity = type(record), _subject(record)
-            before = self._latest.get(identity)
-            self._latest[identity] = _merged_xids(before, record)
+            if isinstance(record, ProcessSample):
+                continue  # no page shows them, and a host may start thousands
+            latest, subject = self._latest[type(record)], _subject(record)
+            latest[subject] = _merged_xids(latest.get(subject), record)
 
     def judge(self, now: Instant) -> Judgement:
         """Label every GPU, ask every detector, and book the time since the last call to the labels held then.
@@ -178,7 +184,7 @@ class Pipeline:
 
     def _view(self, now: Instant, key: GpuKey) -> GpuView:
         sample = self._get(now, GpuSample, key)
-        newest = self._latest.get((GpuSample, key))
+        newest = self._latest[GpuSample].get((key,))
         account = self._accounts.get(key)
         is_work = key in self.history.gpus
         state = self._state(now, key)
@@ -194,6 +200,7 @@ class Pipeline:
             health=self._get(now, GpuHealth, key) if answers else None,
             xids=self._get(now, GpuXids, key),
             mig=self._get(now, GpuMigInfo, key),
+            owners=self._get(now, GpuOwners, key),
             decision=self._decisions.get(key) if is_work else None,
             sample_wall_s=newest.wall_s if newest else None,
             workload_seconds=dict(account.seconds) if account and is_work else {},
@@ -211,14 +218,14 @@ class Pipeline:
             return state.state
         # Foreign logs hold no state: a GPU that brings samples is ok.
         has_samples = (self._get(now, GpuSample, key) or self._get(now, GpuSample, card)) is not None
-        return "ok" if has_samples and (GpuState, card) not in self._latest else None
+        return "ok" if has_samples and (card,) not in self._latest[GpuState] else None
 
     def _is_ready(self, now: Instant, samplers: Sequence[SamplerStatus]) -> bool:
         """Return whether a source brings records, and none that ever did has stopped; GPUs count as one of them."""
         if not samplers:
-            return bool(self._latest)
+            return any(self._latest.values())
         age_s = max(READY_AGE_S, STALE_PERIODS * self._sample_interval_s)
-        sampled_s = [record.monotonic_s for record in self._latest.values() if isinstance(record, GpuSample)]
+        sampled_s = [record.monotonic_s for record in self._latest[GpuSample].values()]
         if sampled_s and now.monotonic_s - max(sampled_s) > age_s:
             return False
         # A source that never worked is not on this machine. The wall clock may have been stepped either way.
@@ -233,11 +240,15 @@ class Pipeline:
         return dataclasses.replace(status, errors={**status.errors, **more}) if more else status
 
     def _get(self, now: Instant, kind: type[R], key: GpuKey) -> R | None:
-        record = self._latest.get((kind, key))
+        record = self._latest[kind].get((key,))
         return record if isinstance(record, kind) and self._is_fresh(now, record) else None
 
     def _fresh(self, now: Instant, kind: type[R]) -> tuple[R, ...]:
-        return tuple(r for r in self._latest.values() if isinstance(r, kind) and self._is_fresh(now, r))
+        """Return the newest records of a kind that are not stale; what is stale is forgotten."""
+        latest = self._latest[kind]
+        for subject in [subject for subject, record in latest.items() if not self._is_fresh(now, record)]:
+            del latest[subject]
+        return tuple(record for record in latest.values() if isinstance(record, kind))
 
     def _is_fresh(self, now: Instant, record: Record) -> bool:
         if self._facts_hold and isinstance(record, GpuInfo | GpuLimits | GpuMigInfo):
@@ -248,11 +259,10 @@ class Pipeline:
 
 def _subject(record: Record) -> object:
     """Identity of what a record describes, within its type."""
-    if isinstance(record, InfinibandSample):
-        return record.device, record.port
-    if isinstance(record, NetworkSample | DiskSample | NvswitchSxids):
-        return record.device
-    return record.key  # type: ignore[attr-defined]
+    for names in _IDENTITIES:
+        if names[0] in record.__dataclass_fields__:
+            return tuple(getattr(record, name, None) for name in names)
+    return ()  # there is one on the host
 
 
 def _merged_xids(before: Record | None, record: Record) -> Record:

@@ -11,12 +11,26 @@ from collections.abc import Sequence
 
 from agent import __version__
 from agent.errors import FaultError
-from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuSample, Record, Tick
+from agent.records import (
+    FilesystemSample,
+    GpuInfo,
+    GpuKey,
+    GpuMigInfo,
+    GpuOwners,
+    GpuSample,
+    Holder,
+    InfinibandPort,
+    Record,
+    Tick,
+)
 from agent.trace import TraceHeader, TraceWriter
+from agent.vocabulary import SCHEDULERS
 
 
 class Recorder:
-    """Takes ticks and appends them to a trace; UUIDs are hashed and PCI addresses dropped unless `identify` is set.
+    """Takes ticks and appends them to a trace, without what names somebody unless `identify` is set.
+
+    UUIDs, job keys and mount points are hashed; PCI addresses and the other words about holders are dropped.
 
     Traces hold process ids, device names and figures, and never a user, job, pod or host name or a serial number.
     """
@@ -71,7 +85,22 @@ def _masked(record: Record) -> Record:
         changes["pci_bus_id"] = None
     if isinstance(record, GpuMigInfo) and record.mig_uuid is not None:
         changes["mig_uuid"] = hash_uuid(record.mig_uuid)
+    if isinstance(record, InfinibandPort):
+        changes["near_gpus"] = ()
+    if isinstance(record, FilesystemSample):
+        changes["mountpoint"] = "/" + _stand_in(record.mountpoint)  # it may hold the name of a user or a project
+    if isinstance(record, GpuOwners):
+        changes["holders"] = tuple(map(_masked_holder, record.holders))
     return dataclasses.replace(record, **changes) if changes else record  # type: ignore[arg-type]
+
+
+def _masked_holder(holder: Holder) -> Holder:
+    masked = holder._replace(job_key=_stand_in(holder.job_key), job_id="", namespace="", pod="", container="", user="")
+    return masked._replace(scheduler=holder.scheduler if holder.scheduler in SCHEDULERS else "")
+
+
+def _stand_in(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def hash_uuid(uuid: str) -> str:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from agent.records import RECORD_TYPES, GpuKey, GpuProcess, Record
+from agent.records import RECORD_TYPES, GpuKey, GpuProcess, Holder, Record
 
 #: What `json.loads` returns.
 Json = Any
@@ -89,6 +89,17 @@ def _decode_processes(value: Json) -> tuple[GpuProcess, ...]:
     return processes
 
 
+def _decode_holders(value: Json) -> tuple[Holder, ...]:
+    holders = tuple(Holder(*holder) for holder in value)
+    for holder in holders:
+        if not all(isinstance(text, str) for text in holder[:7]) or not isinstance(holder.declared_class, str | None):
+            raise TypeError("not a holder")
+        for number in (holder.share_ratio, holder.checkpoint_interval_seconds, holder.processes):
+            if number is not None:
+                decode_number(number)
+    return holders
+
+
 def _decode_numbers(value: Json) -> tuple[float, ...]:
     return tuple(map(decode_number, value))
 
@@ -115,9 +126,11 @@ _FIELD_DECODERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "GpuKey": _decode_key,
     "tuple[str, ...]": _decode_texts,
     "tuple[GpuProcess, ...]": _decode_processes,
+    "tuple[Holder, ...]": _decode_holders,
     "tuple[float, ...]": _decode_numbers,
     "bool": _decode_bool,
     "Mapping[str, float]": _decode_by_word,
+    "Mapping[str, int]": _decode_by_word,
     "Mapping[int, int]": _decode_by_code,
     "Mapping[int, float]": _decode_by_code,
 }

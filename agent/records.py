@@ -190,30 +190,160 @@ class GpuMigInfo(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSample(Record):
-    """Byte counters of one network interface (/proc/net/dev); the loopback is left out."""
+    """Counters of one network interface (/proc/net/dev, 1 s); the loopback is left out."""
 
     device: str
     receive_bytes_total: int
     transmit_bytes_total: int
+    receive_packets_total: int | None = None
+    transmit_packets_total: int | None = None
+    receive_errors_total: int | None = None
+    transmit_errors_total: int | None = None
+    receive_drops_total: int | None = None
+    transmit_drops_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkLink(Record):
+    """State of the link of one network interface (/sys/class/net, 5 s)."""
+
+    device: str
+    speed_bytes_per_second: float | None = None  # speed, which is in Mbit/s there; None while the link is down
+    is_up: bool | None = None  # operstate is up, or carrier is 1 where that is unknown
+    carrier_changes_total: int | None = None  # times that the link came or went
+    is_default_route: bool | None = None  # the default route of the main table, of IPv4 or IPv6, leaves by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfinibandSample(Record):
-    """Data counters of one InfiniBand or RoCE port (/sys/class/infiniband), already in bytes."""
+    """Data counters of one InfiniBand, RoCE or EFA port (/sys/class/infiniband, 1 s), already in bytes."""
 
     device: str
     port: int
-    receive_bytes_total: int | None = None
-    transmit_bytes_total: int | None = None
+    receive_bytes_total: int | None = None  # counters/port_rcv_data times 4; hw_counters/rx_bytes of EFA
+    transmit_bytes_total: int | None = None  # counters/port_xmit_data times 4; hw_counters/tx_bytes of EFA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfinibandPort(Record):
+    """State and slow counters of one InfiniBand, RoCE or EFA port (5 s)."""
+
+    device: str
+    port: int
+    link_layer: str | None = None  # infiniband or ethernet; efa where the device is one
+    state: str | None = None  # lower-case word of the state file: active, down, init, armed
+    rate_bytes_per_second: float | None = None  # of the rate file: 400 Gb/sec (4X NDR)
+    receive_packets_total: int | None = None
+    transmit_packets_total: int | None = None
+    #: Files of counters/ by name, as the kernel writes them (events; port_xmit_wait in ticks); data and packets are
+    #: above. A counter that stands at the maximum of its width is left out.
+    counters: Mapping[str, int] = field(default_factory=dict)
+    #: Files of hw_counters/ by name, those of the list in the sampler only.
+    hw_counters: Mapping[str, int] = field(default_factory=dict)
+    #: PCI addresses (domain of 8 digits) of the GPUs that no other port is nearer to, by the PCI tree; a GPU whose
+    #: nearest ports are equally near is with each of them.
+    near_gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskSample(Record):
-    """Byte counters of one whole block device (/proc/diskstats); no partition, loop, RAM, dm or md device."""
+    """Counters of one whole block device (/proc/diskstats, 1 s); no partition, loop, RAM, dm or md device."""
 
     device: str
     read_bytes_total: int
     written_bytes_total: int
+    reads_total: int | None = None  # completed requests
+    writes_total: int | None = None
+    busy_seconds_total: float | None = None  # time with at least one request in flight
+    #: How an NVMe device is reached: pcie, tcp, rdma, fc, loop (/sys/class/nvme/<name>/transport); None for others.
+    transport: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesystemSample(Record):
+    """Bytes of one mounted file system that bypasses the block layer (5 s): NFS, Lustre, Ceph, FUSE.
+
+    Counts what crosses to the server where the source knows it, else what programs read and wrote.
+    """
+
+    mountpoint: str  # as its first user sees it; one record for a file system, however often it is mounted
+    fstype: str  # nfs4, lustre, ceph, fuse.juicefs, ...
+    read_bytes_total: int | None = None  # None where the source cannot be read: the mount is known nevertheless
+    written_bytes_total: int | None = None
+    source: str | None = None  # what was read: mountstats, llite, ceph_debugfs, fuse_daemon, mmpmon
+    is_rdma: bool | None = None  # NFS over RDMA, whose bytes no network interface counts
+    major_timeouts_total: int | None = None  # NFS: requests that the server did not answer in time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDirectStorageSample(Record):
+    """Bytes that GPUs moved to and from storage by themselves (/proc/driver/nvidia-fs/stats, 5 s)."""
+
+    read_bytes_total: int | None = None
+    written_bytes_total: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PressureSample(Record):
+    """Where the host's programs wait (5 s): pressure stall times, dirty pages, blocked tasks."""
+
+    cpu_some_seconds_total: float | None = None  # /proc/pressure/cpu: time in which a task waited for a CPU
+    io_some_seconds_total: float | None = None
+    io_full_seconds_total: float | None = None  # time in which every task that was not idle waited
+    memory_some_seconds_total: float | None = None
+    memory_full_seconds_total: float | None = None
+    dirty_bytes: int | None = None  # /proc/meminfo Dirty
+    writeback_bytes: int | None = None  # /proc/meminfo Writeback
+    memory_available_bytes: int | None = None
+    blocked_tasks: int | None = None  # /proc/stat procs_blocked: in uninterruptible sleep for I/O
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSample(Record):
+    """One process that holds a GPU, with its descendants (5 s)."""
+
+    pid: int
+    started_monotonic_s: float | None = None  # field 22 of stat, on the clock of `monotonic_s`
+    state: str | None = None  # one letter of stat: R, S, D, Z, T, ...
+    cpu_seconds_total: float | None = None  # user and system time of the process itself
+    descendants_cpu_seconds_total: float | None = None  # of the descendants that live, and of those waited for
+    threads: int | None = None
+    resident_bytes: int | None = None  # of the process itself
+    descendants: int | None = None  # data loaders, compilers
+    blocked: int | None = None  # of process and descendants: how many are in state D
+    #: read_bytes and write_bytes of io, of the process and those descendants whose io can be read; None where the
+    #: agent may read none of them, as at the plain level.
+    read_bytes_total: int | None = None
+    written_bytes_total: int | None = None
+    program: str | None = None  # family of agent.programs, None for one that is not known or not looked at
+    declared_class: str | None = None  # what that family declares: a word of vocabulary.CLASSES
+
+
+class Holder(NamedTuple):
+    """Who holds a GPU: a job, pod, container, unit or user with all its processes there.
+
+    Texts are "" where they are not known. `job_key` is the same on all nodes of a job.
+    """
+
+    job_key: str
+    job_id: str = ""
+    scheduler: str = ""  # slurm, kubernetes, docker, podman, containerd, systemd, process, or what a job file says
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    user: str = ""
+    share_ratio: float = 1.0  # the shares of the holders of one GPU sum to 1
+    declared_class: str | None = None  # by its job file or its programs: a word of vocabulary.CLASSES
+    checkpoint_interval_seconds: float | None = None  # declared by its job file
+    processes: int | None = None  # on this GPU; 0 is allocated but unused, None where that cannot be seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOwners(Record):
+    """Who holds one GPU, or one MIG instance (5 s); no holders: nobody. Not sent where it cannot be seen."""
+
+    key: GpuKey
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,8 +368,15 @@ RECORD_TYPES: dict[str, type[Record]] = {
     "nvswitch_sxids": NvswitchSxids,
     "gpu_mig_info": GpuMigInfo,
     "network_sample": NetworkSample,
+    "network_link": NetworkLink,
     "infiniband_sample": InfinibandSample,
+    "infiniband_port": InfinibandPort,
     "disk_sample": DiskSample,
+    "filesystem_sample": FilesystemSample,
+    "gpu_direct_storage_sample": GpuDirectStorageSample,
+    "pressure_sample": PressureSample,
+    "process_sample": ProcessSample,
+    "gpu_owners": GpuOwners,
 }
 
 #: Seconds between two records of a type live; a value older than three of its periods is not exported.
@@ -255,6 +392,13 @@ PERIODS_S: dict[type[Record], float] = {
     NvswitchSxids: 5.0,
     GpuMigInfo: 60.0,
     NetworkSample: 1.0,
+    NetworkLink: 5.0,
     InfinibandSample: 1.0,
+    InfinibandPort: 5.0,
     DiskSample: 1.0,
+    FilesystemSample: 5.0,
+    GpuDirectStorageSample: 5.0,
+    PressureSample: 5.0,
+    ProcessSample: 5.0,
+    GpuOwners: 5.0,
 }

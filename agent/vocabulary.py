@@ -50,4 +50,6 @@ CLOCK_EVENT_REASONS: Final = (
     "hw_thermal",
     "hw_power_brake",
 )
+#: What gave a job its GPUs, as far as the agent finds out itself; a job file may name another one.
+SCHEDULERS: Final = ("slurm", "kubernetes", "docker", "podman", "containerd", "systemd", "process")
 NVLINK_ERROR_KINDS: Final = ("crc", "replay", "recovery")

@@ -12,16 +12,22 @@ from dataclasses import dataclass, field
 from agent.clock import Instant
 from agent.records import (
     DiskSample,
+    FilesystemSample,
+    GpuDirectStorageSample,
     GpuHealth,
     GpuInfo,
     GpuKey,
     GpuLimits,
     GpuMigInfo,
+    GpuOwners,
     GpuSample,
     GpuSlowSample,
     GpuXids,
+    InfinibandPort,
     InfinibandSample,
+    NetworkLink,
     NetworkSample,
+    PressureSample,
 )
 from agent.samplers import SamplerStatus
 from classifier.results import Assessment, Decision
@@ -44,6 +50,7 @@ class GpuView:
     health: GpuHealth | None = None
     xids: GpuXids | None = None
     mig: GpuMigInfo | None = None  # of an instance
+    owners: GpuOwners | None = None  # None where it cannot be seen who holds it
     decision: Decision | None = None
     sample_wall_s: float | None = None  # of the newest core sample, however old
     workload_seconds: Mapping[str, float] = field(default_factory=dict)  # by workload, all five, since the start
@@ -70,6 +77,11 @@ class NodeSnapshot:
     networks: tuple[NetworkSample, ...] = ()
     infiniband: tuple[InfinibandSample, ...] = ()
     disks: tuple[DiskSample, ...] = ()
+    network_links: tuple[NetworkLink, ...] = ()
+    infiniband_ports: tuple[InfinibandPort, ...] = ()
+    filesystems: tuple[FilesystemSample, ...] = ()
+    gpu_direct_storage: GpuDirectStorageSample | None = None
+    pressure: PressureSample | None = None
     assessments: tuple[Assessment, ...] = ()
     #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
     finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)

@@ -210,7 +210,7 @@ def _listen(host: str, port: int, backlog: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=backlog)
     except (OSError, UnicodeError) as error:
         raise FaultError(
-            f"cannot listen on {shown}: {_reason(error)}; choose another with --listen or [exporter] listen"
+            f"cannot listen on {shown}: {_reason(error)}; choose another with --listen or [export] listen"
         ) from error
 
 

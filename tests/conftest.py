@@ -10,6 +10,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.machines import MachineFactory, unpack_machine
 from tests.nvml_emulator.emulator import Emulator, build
 
 EmulatorFactory = Callable[[str], Emulator]
@@ -17,6 +18,19 @@ EmulatorFactory = Callable[[str], Emulator]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the expected pages in fixtures/golden anew")
+
+
+@pytest.fixture(scope="session")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> MachineFactory:
+    """Return the root of a machine of fixtures/machines by its name; unpacked once, and not to be changed."""
+    roots: dict[str, Path] = {}
+
+    def root(name: str) -> Path:
+        if name not in roots:
+            roots[name] = unpack_machine(name, tmp_path_factory.mktemp(name))
+        return roots[name]
+
+    return root
 
 
 @pytest.fixture(scope="session")

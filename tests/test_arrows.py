@@ -24,6 +24,9 @@ ALLOWED = {
     "agent/samplers": (
         "agent.clock",
         "agent.errors",
+        "agent.gpu_roster",
+        "agent.owners",
+        "agent.programs",
         "agent.records",
         "agent.samplers",
         "agent.trace",

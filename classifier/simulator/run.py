@@ -144,7 +144,9 @@ def _channels(readings: GpuReadings, core_s: Array, slow_s: Array) -> dict[str, 
 
 def _host_channels(scenario: Scenario, counters: dict[str, Array], core_s: Array) -> dict[str, Series]:
     rates = {f"{name}_bytes_per_second": _rate(core_s, totals) for name, totals in counters.items()}
-    return {name: rates[name] for name in HOST_CHANNELS if scenario.infiniband or not name.startswith("infiniband")}
+    if not scenario.infiniband:
+        rates = {name: rate for name, rate in rates.items() if not name.startswith("infiniband")}
+    return {name: rates[name] for name in HOST_CHANNELS if name in rates}
 
 
 def _header(scenario: Scenario, seed: int, jobs: tuple[Job, ...], end_s: float) -> TraceHeader:

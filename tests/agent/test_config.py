@@ -107,6 +107,6 @@ def test_what_a_sampler_cannot_be_told_is_refused(tmp_path, text, key):
 def test_the_address_to_listen_on_is_checked_with_the_file(tmp_path):
     file = tmp_path / "warpwatch.toml"
     for address in ("nope", ":99999"):
-        file.write_text(f'[exporter]\nlisten = "{address}"\n')
+        file.write_text(f'[export]\nlisten = "{address}"\n')
         with pytest.raises(UsageError, match=address):
             load_config(file)

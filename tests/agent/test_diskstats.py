@@ -1,31 +1,28 @@
 """The block device sampler on trees of /proc and /sys made after the kernel's documentation."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from agent.clock import Instant
 from agent.records import DiskSample
 from agent.samplers import SourceUnavailableError
 from agent.samplers.diskstats import DiskCounters, DiskstatsSampler, choose_disks, parse_diskstats
+from tests.machines import unpack_machine
 
-MACHINES = Path(__file__).parents[2] / "fixtures" / "machines"
 NOW = Instant(100.0, 1_700_000_000.0)
 
 
-def sampler_of(machine):
-    sampler = DiskstatsSampler(MACHINES / machine / "proc", MACHINES / machine / "sys")
+def sampler_of(root):
+    sampler = DiskstatsSampler(root / "proc", root / "sys")
     assert sampler.probe()
     return sampler
 
 
-def test_node_counts_each_byte_once():
+def test_node_counts_each_byte_once(machine):
     """Whole disks with a size count: no partition, RAM, loop, RAID, mapper, cache, path, optical or unconnected one.
 
     `fancy` is left out for its entry in slaves alone; cciss/c0d0 has its slash as an exclamation mark in sysfs.
     """
-    sampler = sampler_of("gpu_node")
+    sampler = sampler_of(machine("gpu_node"))
     found = {record.device: record for record in sampler.sample(NOW)}
     sampler.close()
     assert set(found) == {"nvme0n1", "nvme1n1", "sda", "nbd1", "cciss/c0d0"}
@@ -43,17 +40,17 @@ def test_node_counts_each_byte_once():
     assert dict(sampler.errors) == {}
 
 
-def test_without_sysfs_names_tell_partitions():
+def test_without_sysfs_names_tell_partitions(machine):
     """nvme0n11 is the eleventh namespace, not a partition of nvme0n1; vda1 and nvme0n1p1 are partitions."""
-    sampler = sampler_of("container")
+    sampler = sampler_of(machine("container"))
     found = {record.device: record.read_bytes_total for record in sampler.sample(NOW)}
     sampler.close()
     # 100, 1 and 5 sectors.
     assert found == {"vda": 51_200, "nvme0n1": 512, "nvme0n11": 2560}
 
 
-def test_old_kernel_has_14_columns():
-    sampler = sampler_of("old_kernel")
+def test_old_kernel_has_14_columns(machine):
+    sampler = sampler_of(machine("old_kernel"))
     (record,) = sampler.sample(NOW)
     sampler.close()
     # 4 294 967 295 sectors: 2 199 023 255 040 bytes.
@@ -67,9 +64,9 @@ def test_columns_of_all_kernels(columns):
     assert parse_diskstats(line) == ((DiskCounters("sda", 6, 10),), 0)
 
 
-def test_damaged_lines_cost_themselves_only():
+def test_damaged_lines_cost_themselves_only(machine):
     """sdb holds a word for a number, one name has a blank, sde is cut: three lines; the empty one is no line."""
-    sampler = sampler_of("damaged")
+    sampler = sampler_of(machine("damaged"))
     found = [(r.device, r.read_bytes_total, r.written_bytes_total) for r in sampler.sample(NOW)]
     sampler.close()
     # 10 and 20, 11 and 21 sectors.
@@ -77,9 +74,9 @@ def test_damaged_lines_cost_themselves_only():
     assert dict(sampler.errors) == {"malformed": 3}
 
 
-def test_every_cut_of_the_file_gives_true_values_or_none():
+def test_every_cut_of_the_file_gives_true_values_or_none(machine):
     """A file cut at any byte never yields a number that the whole file does not hold."""
-    text = (MACHINES / "gpu_node" / "proc" / "diskstats").read_text()
+    text = (machine("gpu_node") / "proc" / "diskstats").read_text()
     whole = set(parse_diskstats(text)[0])
     assert len(whole) == 18
     for length in range(len(text)):
@@ -95,10 +92,10 @@ def test_hostile_names_reach_no_other_directory(name, tmp_path):
     assert choose_disks([disk.name for disk in found], tmp_path) == {"sda"}
 
 
-def test_disk_connected_later_is_seen_within_a_minute(tmp_path):
+def test_disk_connected_later_is_seen_within_a_minute(machine, tmp_path):
     """All nbd devices are listed from the start; only their size tells that one is in use."""
     root = tmp_path / "node"
-    shutil.copytree(MACHINES / "gpu_node", root, symlinks=True)
+    unpack_machine("gpu_node", root)
     sampler = DiskstatsSampler(root / "proc", root / "sys")
     assert "nbd0" not in {record.device for record in sampler.sample(NOW)}
     (root / "sys" / "block" / "nbd0" / "size").write_text("2048\n")

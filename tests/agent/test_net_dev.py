@@ -1,33 +1,25 @@
 """The network interface sampler on trees of /proc and /sys made after the kernel's documentation."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from agent.clock import Instant
 from agent.records import NetworkSample
 from agent.samplers import SourceUnavailableError
 from agent.samplers.net_dev import InterfaceCounters, NetDevSampler, choose_interfaces, parse_net_dev
+from tests.machines import unpack_machine
 
-MACHINES = Path(__file__).parents[2] / "fixtures" / "machines"
 NOW = Instant(100.0, 1_700_000_000.0)
 
 
-def sampler_of(machine):
-    sampler = NetDevSampler(MACHINES / machine / "proc", MACHINES / machine / "sys")
+def sampler_of(root):
+    sampler = NetDevSampler(root / "proc", root / "sys")
     assert sampler.probe()
     return sampler
 
 
-def copy_of(machine, tmp_path):
-    shutil.copytree(MACHINES / machine, tmp_path / machine, symlinks=True)
-    return tmp_path / machine
-
-
-def test_node_counts_each_byte_once():
+def test_node_counts_each_byte_once(machine):
     """Hardware counts; the bond, its VLAN, the bridge, veth, ifb, a virtual function and its representor do not."""
-    sampler = sampler_of("gpu_node")
+    sampler = sampler_of(machine("gpu_node"))
     found = {record.device: record for record in sampler.sample(NOW)}
     sampler.close()
     assert set(found) == {"eno1", "ens1f0np0", "ens1f1np1", "ib0"}
@@ -43,33 +35,33 @@ def test_node_counts_each_byte_once():
     assert dict(sampler.errors) == {}
 
 
-def test_container_without_hardware_counts_its_veth_alone():
+def test_container_without_hardware_counts_its_veth_alone(machine):
     """Here eth0 is one end of a veth pair; tunnels, taps and bridges repeat it."""
-    sampler = sampler_of("container")
+    sampler = sampler_of(machine("container"))
     (record,) = sampler.sample(NOW)
     sampler.close()
     assert (record.device, record.receive_bytes_total, record.transmit_bytes_total) == ("eth0", 4096, 8192)
 
 
-def test_old_kernel_has_no_blank_after_the_colon():
-    sampler = sampler_of("old_kernel")
+def test_old_kernel_has_no_blank_after_the_colon(machine):
+    sampler = sampler_of(machine("old_kernel"))
     (record,) = sampler.sample(NOW)
     sampler.close()
     assert (record.device, record.receive_bytes_total, record.transmit_bytes_total) == ("eth0", 4294967295, 17)
 
 
-def test_damaged_lines_cost_themselves_only():
+def test_damaged_lines_cost_themselves_only(machine):
     """eth1 and eth5 are cut, eth2 holds letters, eth3 a sign, ../x would leave /sys: five lines."""
-    sampler = sampler_of("damaged")
+    sampler = sampler_of(machine("damaged"))
     found = [(r.device, r.receive_bytes_total, r.transmit_bytes_total) for r in sampler.sample(NOW)]
     sampler.close()
     assert found == [("eth0", 1000, 2000), ("eth4", 6, 7)]
     assert dict(sampler.errors) == {"malformed": 5}
 
 
-def test_every_cut_of_the_file_gives_true_values_or_none():
+def test_every_cut_of_the_file_gives_true_values_or_none(machine):
     """A file cut at any byte never yields a number that the whole file does not hold."""
-    text = (MACHINES / "gpu_node" / "proc" / "net" / "dev").read_text()
+    text = (machine("gpu_node") / "proc" / "net" / "dev").read_text()
     whole = set(parse_net_dev(text)[0])
     assert len(whole) == 12
     for length in range(len(text)):
@@ -106,9 +98,9 @@ def test_bond_without_visible_ports_counts_itself(tmp_path):
     assert choose_interfaces(["bond0"], tmp_path) == {"bond0"}
 
 
-def test_new_interface_is_seen_at_the_next_tick(tmp_path):
+def test_new_interface_is_seen_at_the_next_tick(machine, tmp_path):
     """The choice is kept while the names stay, and made again when one comes or goes."""
-    root = copy_of("old_kernel", tmp_path)
+    root = unpack_machine("old_kernel", tmp_path / "root")
     sampler = NetDevSampler(root / "proc", root / "sys")
     assert [record.device for record in sampler.sample(NOW)] == ["eth0"]
     (root / "sys" / "class" / "net" / "eth1" / "device").mkdir(parents=True)
@@ -118,8 +110,8 @@ def test_new_interface_is_seen_at_the_next_tick(tmp_path):
     sampler.close()
 
 
-def test_bond_formed_later_is_seen_within_a_minute(tmp_path):
-    root = copy_of("container", tmp_path)
+def test_bond_formed_later_is_seen_within_a_minute(machine, tmp_path):
+    root = unpack_machine("container", tmp_path / "root")
     sampler = NetDevSampler(root / "proc", root / "sys")
     assert [record.device for record in sampler.sample(NOW)] == ["eth0"]
     (root / "sys" / "class" / "net" / "tap7" / "device").mkdir()

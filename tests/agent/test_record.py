@@ -8,7 +8,7 @@ import re
 import pytest
 
 from agent.record import Recorder, hash_uuid, recording_header
-from agent.records import RECORD_TYPES, GpuKey, GpuMigInfo, Record, Tick
+from agent.records import RECORD_TYPES, FilesystemSample, GpuKey, GpuMigInfo, Holder, InfinibandPort, Record, Tick
 from agent.trace import TraceWriter
 
 UUID = "GPU-5ec2e7aa-1111-4222-8333-444444444440"
@@ -25,6 +25,8 @@ VALUES = {
     "tuple[float, ...]": (1.0,),
     "tuple[GpuProcess, ...]": (),
     "Mapping[str, float]": {"word": 1.0},
+    "Mapping[str, int]": {"word": 1},
+    "tuple[Holder, ...]": (Holder(job_key=f"key-{UUID}", job_id=UUID, user=UUID, pod=UUID, scheduler=UUID),),
     "Mapping[int, int]": {79: 1},
     "Mapping[int, float]": {79: 1.0},
 }
@@ -57,6 +59,17 @@ def test_the_uuid_of_an_instance_is_masked_too(mig_uuid, tmp_path):
     assert "5ec2e7aa" not in text
     assert "1g.10gb" in text
     assert re.search(r'"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"', text)
+
+
+def test_the_gpus_near_a_port_are_left_out(tmp_path):
+    text = recorded(tmp_path, filled(InfinibandPort, near_gpus=("00000000:1B:00.0",)))
+    assert "1B:00.0" not in text
+
+
+def test_a_mount_point_is_masked(tmp_path):
+    text = recorded(tmp_path, FilesystemSample(monotonic_s=0.0, wall_s=0.0, mountpoint="/home/alice", fstype="nfs4"))
+    assert "alice" not in text
+    assert "nfs4" in text
 
 
 def test_with_identify_all_is_kept(tmp_path):

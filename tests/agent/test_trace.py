@@ -15,10 +15,11 @@ from agent.records import (
     GpuProcess,
     GpuSample,
     GpuSlowSample,
+    Holder,
     Tick,
 )
 from agent.trace import Phase, TraceHeader, TraceReader, TraceWriter
-from agent.vocabulary import CLOCK_EVENT_REASONS, GPU_STATES
+from agent.vocabulary import CLASSES, CLOCK_EVENT_REASONS, GPU_STATES
 
 HEADER = TraceHeader(
     provenance="simulated",
@@ -63,6 +64,11 @@ VALUES = {
     "tuple[GpuProcess, ...] | None": st.none()
     | st.lists(st.builds(GpuProcess, whole, st.none() | whole), max_size=3).map(tuple),
     "Mapping[str, float]": st.dictionaries(st.sampled_from(CLOCK_EVENT_REASONS), finite, max_size=3),
+    "Mapping[str, int]": st.dictionaries(st.text(max_size=8), whole, max_size=3),
+    "tuple[str, ...]": st.lists(st.text(max_size=8), max_size=3).map(tuple),
+    "tuple[Holder, ...]": st.lists(
+        st.builds(Holder, *[st.text(max_size=8)] * 7, st.floats(0, 1), st.none() | st.sampled_from(CLASSES)), max_size=3
+    ).map(tuple),
     "bool | None": st.none() | st.booleans(),
     "tuple[float, ...]": st.lists(finite, max_size=3).map(tuple),
     "Mapping[int, int]": st.dictionaries(st.integers(1, 172), whole, max_size=3),

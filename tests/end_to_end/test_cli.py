@@ -32,8 +32,8 @@ def test_every_command_has_help_with_examples():
         (["replay", "empty.csv"], 2, "empty.csv"),
         (["replay", "unknown.csv"], 2, "unknown.csv"),
         (["replay", "binary.bin", "--json"], 2, "binary.bin"),
-        (["replay", "trace.jsonl", "--config", "bad.toml"], 2, "unknown key 'exporter.lisen'; did you mean"),
-        (["check-config", "bad.toml"], 2, "bad.toml, line 2: unknown key 'exporter.lisen'"),
+        (["replay", "trace.jsonl", "--config", "bad.toml"], 2, "unknown key 'export.lisen'; did you mean"),
+        (["check-config", "bad.toml"], 2, "bad.toml, line 2: unknown key 'export.lisen'"),
         (["run", "--config", "absent.toml"], 2, "absent.toml"),
         (["run", "--listen", "nowhere:99999"], 2, "99999"),
         (["run", "--demo", "unknown.csv"], 2, "unknown.csv"),
@@ -55,11 +55,11 @@ def test_bad_input_gets_one_sentence_and_its_status(tmp_path, arguments, status,
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "unknown.csv").write_text("colour,shape\nred,round\n")
     (tmp_path / "binary.bin").write_bytes(bytes(range(256)) * 8)
-    (tmp_path / "address.toml").write_text('[exporter]\nlisten = ":99999"\n')
+    (tmp_path / "address.toml").write_text('[export]\nlisten = ":99999"\n')
     (tmp_path / "no_gpu.jsonl").write_text(
         '{"provenance":"recorded","interval_s":1.0,"schema":1}\n{"t":0.0,"w":0.0,"r":{}}\n'
     )
-    (tmp_path / "bad.toml").write_text('[exporter]\nlisen = ":1"\n')
+    (tmp_path / "bad.toml").write_text('[export]\nlisen = ":1"\n')
     done = run_warpwatch(*arguments, cwd=tmp_path)
     lines = [line for line in done.stderr.splitlines() if line]
     assert (done.returncode, len(lines)) == (status, 1), done.stderr

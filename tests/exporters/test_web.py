@@ -124,7 +124,7 @@ def test_a_port_in_use_is_named_with_the_next_step(server):
         second.start()
     assert str(raised.value) == (
         f"cannot listen on 127.0.0.1:{server.port}: Address already in use; "
-        "choose another with --listen or [exporter] listen"
+        "choose another with --listen or [export] listen"
     )
     second.stop()
 
