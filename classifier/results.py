@@ -33,6 +33,8 @@ class Decision:
     since_wall_s: float
     features: Mapping[str, float] = field(default_factory=dict)  # the ones that decided; NaN is left out
     out_of_domain_ratio: float | None = None  # distance over the refusal threshold; above 1 is refused
+    declared_class: str | None = None  # what the holders of the GPU declare: training, inference or other
+    mismatch: bool | None = None  # whether telemetry has disagreed with that for long; None: nothing is declared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
