@@ -1,0 +1,98 @@
+"""Channels of the host, and of the processes of a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.history import History
+from agent.records import (
+    FilesystemSample,
+    GpuKey,
+    GpuOwners,
+    GpuProcess,
+    GpuSample,
+    GpuSlowSample,
+    Holder,
+    PressureSample,
+    ProcessSample,
+    Tick,
+)
+
+KEY, OTHER = GpuKey(0, "GPU-0"), GpuKey(1, "GPU-1")
+
+
+def feed(history, t, *records):
+    """Ingest one tick; each record is a class and its fields."""
+    times = {"monotonic_s": t, "wall_s": 1000.0 + t}
+    history.ingest(Tick(**times, records=tuple(kind(**times, **fields) for kind, fields in records)))
+
+
+def held(key, *pids):
+    return GpuSlowSample, {"key": key, "processes": tuple(map(GpuProcess, pids))}
+
+
+def process(pid, cpu_s, *, started_s=1.0, **fields):
+    return ProcessSample, {"pid": pid, "started_monotonic_s": started_s, "cpu_seconds_total": cpu_s, **fields}
+
+
+def values(series):
+    return series.values.tolist()
+
+
+def test_file_systems_are_summed_and_one_that_cannot_be_read_adds_nothing():
+    history = History()
+    for t, nfs, lustre in ((0.0, 0, 1000), (5.0, 500, 3000)):
+        feed(
+            history,
+            t,
+            (FilesystemSample, {"mountpoint": "/home", "fstype": "nfs4", "written_bytes_total": nfs}),
+            (FilesystemSample, {"mountpoint": "/scratch", "fstype": "lustre", "written_bytes_total": lustre}),
+            (FilesystemSample, {"mountpoint": "/gpfs", "fstype": "gpfs"}),
+        )
+    # 500 / 5 and 2000 / 5.
+    assert values(history.host.series("filesystem_written_bytes_per_second", 5.0, 10.0)) == [500.0]
+    assert not history.host.has("filesystem_read_bytes_per_second")
+
+
+def test_pressure_is_the_share_of_time_and_pages_are_taken_as_they_are():
+    history = History()
+    feed(history, 0.0, (PressureSample, {"io_some_seconds_total": 10.0, "dirty_bytes": 4096}))
+    feed(history, 5.0, (PressureSample, {"io_some_seconds_total": 12.0, "dirty_bytes": 8192}))
+    assert values(history.host.series("io_pressure_ratio", 5.0, 10.0)) == [0.4]  # 2 s of 5 s
+    assert values(history.host.series("dirty_bytes", 5.0, 10.0)) == [4096.0, 8192.0]
+    assert not history.host.has("cpu_pressure_ratio")
+
+
+def test_the_processes_of_a_gpu_are_summed_with_their_descendants():
+    history = History()
+    feed(history, 0.0, (GpuSample, {"key": KEY}), held(KEY, 10, 11), held(OTHER, 12))
+    for t, first_s, loaders_s, second_s in ((0.0, 100.0, 50.0, 7.0), (5.0, 105.0, 55.0, 9.0)):
+        feed(
+            history,
+            t,
+            process(10, first_s, descendants_cpu_seconds_total=loaders_s),
+            process(11, second_s),
+            process(12, second_s),
+        )
+    # (5 + 5) / 5 and 2 / 5: 2.4 cores; the process of the other GPU is its own.
+    assert values(history.gpus[KEY].series("process_cpu_ratio", 5.0, 10.0)) == pytest.approx([2.4])
+    assert values(history.gpus[OTHER].series("process_cpu_ratio", 5.0, 10.0)) == pytest.approx([0.4])
+    assert not history.gpus[KEY].has("process_written_bytes_per_second")
+
+
+def test_another_process_with_the_same_id_begins_anew():
+    history = History()
+    feed(history, 0.0, (GpuSample, {"key": KEY}), held(KEY, 10))
+    feed(history, 0.0, process(10, 100.0, written_bytes_total=0))
+    feed(history, 5.0, process(10, 900.0, started_s=4.0, written_bytes_total=10**9))
+    assert not history.gpus[KEY].has("process_cpu_ratio")
+    feed(history, 10.0, process(10, 905.0, started_s=4.0, written_bytes_total=10**9 + 50))
+    assert values(history.gpus[KEY].series("process_cpu_ratio", 10.0, 20.0)) == [1.0]
+    assert values(history.gpus[KEY].series("process_written_bytes_per_second", 10.0, 20.0)) == [10.0]
+
+
+def test_who_holds_a_gpu_is_kept_with_it():
+    history = History()
+    feed(history, 0.0, (GpuSample, {"key": KEY}), (GpuOwners, {"key": KEY, "holders": (Holder("slurm:1"),)}))
+    assert history.gpus[KEY].owners.holders[0].job_key == "slurm:1"
+    assert history.gpus[KEY].owners.holders[0].share_ratio == 1.0
