@@ -6,6 +6,7 @@ every tick on to the roster, whose picture is swapped in whole, so that other th
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,6 +38,7 @@ class GpuRoster:
         self._layout = MigLayout(PERIODS_S[GpuSample])
         self._gpus: dict[GpuKey, RosterGpu] = {}
         self._picture: tuple[RosterGpu, ...] = ()
+        self._lock = threading.Lock()
 
     @property
     def gpus(self) -> tuple[RosterGpu, ...]:
@@ -44,7 +46,11 @@ class GpuRoster:
         return self._picture
 
     def observe(self, tick: Tick) -> None:
-        """Take the records of one tick; called by one thread at a time."""
+        """Take the records of one tick."""
+        with self._lock:
+            self._observe(tick)
+
+    def _observe(self, tick: Tick) -> None:
         gone = self._layout.observe(tick)
         for key in gone:
             self._gpus.pop(key, None)
