@@ -13,6 +13,10 @@
 4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
 
+What the holders of a GPU declare (`declared`) is weighed beside the model's answer in the fourth stage only: it can tip
+what telemetry leaves open among training, inference and other, and against telemetry that is sure it ends in `unknown`.
+A second smoother then follows telemetry alone. Without a declaration there is one, and nothing differs.
+
 A word other than `unknown` comes with probabilities, of which its own is the highest, and without a reason; `unknown`
 always has a reason.
 """
@@ -21,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -31,6 +35,7 @@ from agent.history import Array, GpuHistory, History
 from agent.records import GpuKey
 from agent.vocabulary import CLASSES
 from classifier.config_checks import require
+from classifier.declared import Declared, DeclaredConfig, MismatchWatch, combine, declared_of
 from classifier.features import FEATURE_NAMES, compute
 from classifier.model import Model
 from classifier.results import Decision
@@ -83,6 +88,7 @@ class LabellerConfig:
     #: Least time of evidence in that case: the longest window of the features.
     basic_minimum_s: float = 300.0
     smoothing: SmoothingConfig = field(default_factory=SmoothingConfig)
+    declared: DeclaredConfig = field(default_factory=DeclaredConfig)
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
@@ -101,10 +107,17 @@ class _GpuState:
     """What the labeller remembers of one GPU."""
 
     smoother: Smoother
+    mismatch: MismatchWatch
+    telemetry: Smoother | None = None  # without declarations; None while there were none, and `smoother` is both
     since_s: float = -math.inf  # start of the evidence
     pids: frozenset[int] | None = None
     barred: str | None = None  # reason of an `unknown` that bypasses the smoother, and since when
     barred_since_s: float = 0.0
+
+    def restart(self) -> None:
+        """Forget the label: the evidence starts anew."""
+        self.smoother.reset()
+        self.telemetry = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +126,7 @@ class _Evidence:
 
     gpu: GpuHistory
     state: _GpuState
+    declared: str | None
     row: Array
     rich: bool
     span_s: float
@@ -130,19 +144,23 @@ class Labeller:
         """Return one decision per GPU of `history`, in its order."""
         decisions: dict[GpuKey, Decision] = {}
         pending: list[_Evidence] = []
+        config = self._config
+        declared = {key: declared_of(config.declared, gpu, now.monotonic_s) for key, gpu in history.gpus.items()}
         for gone in self._states.keys() - history.gpus.keys():  # a MIG layout that changed
             del self._states[gone]
         for key, gpu in history.gpus.items():
             state = self._states.get(key)
             if state is None:
-                state = self._states[key] = _GpuState(smoother=Smoother(self._config.smoothing))
+                state = self._states[key] = _GpuState(
+                    smoother=Smoother(config.smoothing), mismatch=MismatchWatch(config.declared)
+                )
             barred = self._bar(now.monotonic_s, gpu, state)
             span_s = min(LONGEST_WINDOW_S, max(0.0, now.monotonic_s - state.since_s))
             if barred is not None:
                 decisions[key] = self._barred(now, gpu, state, barred, 0.0 if math.isinf(span_s) else span_s)
                 continue
             signals = Signals(gpu, history.host, now.monotonic_s, since_s=state.since_s, gpu_count=len(history.gpus))
-            if looks_idle(signals, self._config):
+            if looks_idle(signals, config):
                 decisions[key] = self._idle(now, gpu, state, signals, span_s)
                 continue
             if state.smoother.label == "idle":
@@ -151,13 +169,22 @@ class Labeller:
                 decisions[key] = self._barred(now, gpu, state, NO_MODEL, span_s)
             else:
                 rich = any(
-                    signals.window(name, LONGEST_WINDOW_S).size >= self._config.minimum_samples
-                    for name in _RICH_SIGNALS
+                    signals.window(name, LONGEST_WINDOW_S).size >= config.minimum_samples for name in _RICH_SIGNALS
                 )
-                pending.append(_Evidence(gpu=gpu, state=state, row=compute(signals), rich=rich, span_s=span_s))
+                said, row = declared[key].workload, compute(signals)
+                pending.append(_Evidence(gpu=gpu, state=state, declared=said, row=row, rich=rich, span_s=span_s))
         if pending and self._model is not None:
             decisions.update(self._judge(now, pending, self._model))
-        return tuple(decisions[key] for key in history.gpus)
+        return tuple(self._compare(now, decisions[key], declared[key]) for key in history.gpus)
+
+    def _compare(self, now: Instant, decision: Decision, declared: Declared) -> Decision:
+        """Return the decision with what is declared, and whether telemetry alone contradicts it."""
+        state = self._states[decision.key]
+        label = decision.workload if state.telemetry is None else state.telemetry.label or UNKNOWN
+        mismatch = state.mismatch.update(now.monotonic_s, declared, label)
+        if declared.workload is None:
+            return decision
+        return replace(decision, declared_class=declared.workload, mismatch=mismatch)
 
     def _bar(self, now_s: float, gpu: GpuHistory, state: _GpuState) -> str | None:
         """Move the start of the evidence and return why nothing can be said yet, if so."""
@@ -179,10 +206,10 @@ class Labeller:
         after_gap = bool(holes.size) and start_s > state.since_s
         if after_gap or math.isinf(state.since_s):
             state.since_s = start_s
-            state.smoother.reset()
+            state.restart()
         if self._job_changed(gpu, state):
             state.since_s = max(state.since_s, gpu.processes_since_s or start_s)
-            state.smoother.reset()
+            state.restart()
             after_gap = False
         count = int(times.size - np.searchsorted(times, state.since_s))
         if now_s - state.since_s < config.minimum_s or count < config.minimum_samples:
@@ -203,7 +230,7 @@ class Labeller:
         return before is not None and before != state.pids and before.isdisjoint(state.pids)
 
     def _barred(self, now: Instant, gpu: GpuHistory, state: _GpuState, reason: str, span_s: float) -> Decision:
-        state.smoother.reset()
+        state.restart()
         if state.barred is None:
             state.barred_since_s = now.monotonic_s
         state.barred = reason
@@ -213,6 +240,7 @@ class Labeller:
         rest = round((1.0 - self._config.idle_probability) / (len(CLASSES) - 1), 12)  # 0.01, not 0.010000000000000009
         probabilities = np.array([self._config.idle_probability if name == "idle" else rest for name in CLASSES])
         state.barred = None
+        state.telemetry = None
         label = state.smoother.settle(now.monotonic_s, "idle")
         name = _activity(signals)
         window = signals.window(name, self._config.idle_window_s)
@@ -231,14 +259,23 @@ class Labeller:
                 decisions[gpu.key] = self._barred(now, gpu, state, TOO_FEW_SAMPLES, evidence.span_s)
                 continue
             state.barred = None
+            if state.telemetry is None and evidence.declared is not None:
+                state.telemetry = smoother.branch()
+            alone = state.telemetry or smoother
             if ratio > 1.0:
-                label = smoother.refuse(now.monotonic_s, OUT_OF_DOMAIN)
+                smoother.refuse(now.monotonic_s, OUT_OF_DOMAIN)
+                alone.refuse(now.monotonic_s, OUT_OF_DOMAIN)
             else:
-                label = smoother.update(now.monotonic_s, row, self._thresholds(evidence, model))
+                thresholds = self._thresholds(evidence, model)
+                if alone is not smoother:
+                    alone.update(now.monotonic_s, row, thresholds)
+                smoother.update(now.monotonic_s, combine(self._config.declared, row, evidence.declared), thresholds)
+            label = smoother.label or UNKNOWN
             decisions[gpu.key] = _decision(
                 now, gpu, label, smoother.since_s, evidence.span_s,
                 reason=smoother.reason,
                 probabilities=None if ratio > 1.0 else smoother.mean,
+                telemetry_probabilities=None if ratio > 1.0 else alone.mean,
                 features=_telling(evidence.row, model),
                 out_of_domain_ratio=float(ratio),
             )  # fmt: skip
@@ -303,17 +340,18 @@ def _decision(
     *,
     reason: str | None,
     probabilities: Array | None = None,
+    telemetry_probabilities: Array | None = None,
     features: Mapping[str, float] | None = None,
     out_of_domain_ratio: float | None = None,
 ) -> Decision:
-    named = None if probabilities is None else dict(zip(CLASSES, map(float, probabilities), strict=True))
+    named = _named(probabilities)
     return Decision(
         key=gpu.key,
         monotonic_s=now.monotonic_s,
         wall_s=now.wall_s,
         workload=workload,
         probabilities=named,
-        telemetry_probabilities=named,
+        telemetry_probabilities=named if telemetry_probabilities is None else _named(telemetry_probabilities),
         window_s=span_s,
         reason=reason,
         since_monotonic_s=since_s,
@@ -321,3 +359,7 @@ def _decision(
         features=features or {},
         out_of_domain_ratio=out_of_domain_ratio,
     )
+
+
+def _named(probabilities: Array | None) -> Mapping[str, float] | None:
+    return None if probabilities is None else dict(zip(CLASSES, map(float, probabilities), strict=True))

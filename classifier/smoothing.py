@@ -9,6 +9,7 @@ its evidence.
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -63,6 +64,11 @@ class Smoother:
         self.since_s = 0.0
         self._next: str | None = None
         self._next_since_s = 0.0
+
+    def branch(self) -> Smoother:
+        """Return a smoother of its own that goes on from here."""
+        # Arrays are replaced and never written to, so that sharing them is safe.
+        return copy.copy(self)
 
     @property
     def mean(self) -> Array | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent.clock import Instant
 from agent.history import History
 from agent.importers import open_trace
-from agent.records import GpuKey, GpuSample, Tick
+from agent.records import GpuKey, GpuOwners, GpuSample, Holder, Tick
 from agent.vocabulary import CLASSES, WORKLOADS
 from classifier.labeller import Labeller, LabellerConfig
 from classifier.model import Prediction, load
@@ -50,14 +50,17 @@ def check(decision: Decision) -> None:
     assert decision.workload in WORKLOADS
     assert (decision.workload == "unknown") == (decision.reason is not None)
     assert decision.since_monotonic_s <= decision.monotonic_s
+    assert (decision.declared_class is None) == (decision.mismatch is None)
     probabilities = decision.probabilities
     assert (probabilities is None) == (decision.telemetry_probabilities is None)
     if decision.workload != "unknown":
         assert probabilities is not None
         assert max(probabilities, key=probabilities.__getitem__) == decision.workload
     if probabilities is not None:
-        assert tuple(probabilities) == CLASSES
-        assert sum(probabilities.values()) == pytest.approx(1.0, abs=1e-9)
+        for named in (probabilities, decision.telemetry_probabilities):
+            assert tuple(named) == CLASSES
+            assert sum(named.values()) == pytest.approx(1.0, abs=1e-9)
+        assert decision.telemetry_probabilities["idle"] == pytest.approx(probabilities["idle"], abs=1e-9)
         assert decision.reason in (None, "ambiguous")
 
 
@@ -124,20 +127,33 @@ class Moods:
         st.tuples(st.integers(0, 3), st.floats(0.25, 1.0), st.sampled_from([0.1, 0.9, 1.1])), min_size=1, max_size=12
     ),
     stretches=st.lists(
-        st.tuples(st.sampled_from([None, 0.0, 0.02, 0.03, 1.0]), st.integers(1, 90)), min_size=1, max_size=6
+        st.tuples(
+            st.sampled_from([None, 0.0, 0.02, 0.03, 1.0]),
+            st.integers(1, 90),
+            st.sampled_from([None, "training", "inference", "other", "idle"]),
+        ),
+        min_size=1,
+        max_size=6,
     ),
 )
 def test_every_decision_at_random(moods: list, stretches: list) -> None:
-    values = [value for value, seconds in stretches for _ in range(seconds)]
+    """With declarations that come and go; without them telemetry gives the same, sample for sample."""
+    values = [(value, declared) for value, seconds, declared in stretches for _ in range(seconds)]
     key = GpuKey(0)
 
-    def ticks() -> Iterator[Tick]:
-        for t, value in enumerate(values):
-            sample = GpuSample(
-                monotonic_s=float(t), wall_s=float(t), key=key, utilization_ratio=value, sm_active_ratio=value
-            )
-            yield Tick(monotonic_s=float(t), wall_s=float(t), records=(sample,))
+    def ticks(*, is_declared: bool) -> Iterator[Tick]:
+        for t, (value, declared) in enumerate(values):
+            at = {"monotonic_s": float(t), "wall_s": float(t)}
+            holders = (Holder(job_key="a", declared_class=declared),) if is_declared else ()
+            owners = GpuOwners(**at, key=key, holders=holders)
+            sample = GpuSample(**at, key=key, utilization_ratio=value, sm_active_ratio=value)
+            yield Tick(**at, records=(owners, sample))
 
-    for history, decision in decided(ticks(), Labeller(Moods(moods), LabellerConfig())):
+    plain = [decision for _, decision in decided(ticks(is_declared=False), Labeller(Moods(moods), LabellerConfig()))]
+    for before, (history, decision) in zip(
+        plain, decided(ticks(is_declared=True), Labeller(Moods(moods), LabellerConfig())), strict=True
+    ):
+        check(before)
         check(decision)
         check_idle(history, decision)
+        assert decision.telemetry_probabilities == before.probabilities
