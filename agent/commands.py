@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from agent.clock import SystemClock, stopwatch
 from agent.config import format_config, load_config
+from agent.driver_state import DriverState, read_driver_state
 from agent.errors import FaultError, UsageError
 from agent.pid_file import pid_file, running_agent, signal_agent
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from classifier.results import Decision
 
 log = logging.getLogger("warpwatch")
+
+#: How long `driver release` waits until the agent has let go.
+RELEASE_WAIT_S: Final = 30.0
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,8 +67,45 @@ def run(arguments: argparse.Namespace) -> int:
 def driver(arguments: argparse.Namespace) -> int:
     """Tell the running agent to release the NVIDIA driver, or to take it up again."""
     pid = arguments.pid or running_agent(load_config(arguments.config).agent.runtime_folder)
+    before = read_driver_state(pid)
     signal_agent(pid, signal.SIGUSR1 if arguments.action == "release" else signal.SIGUSR2)
+    if before is not None and before.state == "none":
+        print(f"process {pid} has no NVIDIA driver to {arguments.action}: it plays a demo, or is told to read no NVML")
+    elif arguments.action == "resume":
+        print(f"process {pid} takes the NVIDIA driver up again")
+    else:
+        limit_s = _await_release(pid, before).limit_s
+        print(f"process {pid} has released the NVIDIA driver, for {limit_s:.0f} s or until `warpwatch driver resume`")
     return 0
+
+
+def _await_release(pid: int, before: DriverState | None) -> DriverState:
+    """Wait until the agent says that the driver is released; raises FaultError where it does not within the time."""
+    requests = 0 if before is None else before.requests
+    waits: tuple[str, ...] = ()
+    state = None
+    pause = threading.Event()
+    ends_s = stopwatch() + RELEASE_WAIT_S
+    with _progress(f"waiting for process {pid}", "s", RELEASE_WAIT_S) as advance:
+        while stopwatch() < ends_s:
+            state = read_driver_state(pid)
+            if state is not None and state.requests > requests:
+                if state.state == "released":
+                    return state
+                if state.waits_for and state.waits_for != waits:
+                    waits = state.waits_for
+                    print(f"not released yet: {'; '.join(waits)}", file=sys.stderr)
+            pause.wait(0.1)
+            advance(0.1)
+    if state is None:
+        raise FaultError(
+            f"process {pid} was told to release the NVIDIA driver, but what it does cannot be read from here; "
+            "see its log, or ask again as root"
+        )
+    raise FaultError(
+        f"process {pid} has not released the NVIDIA driver within {RELEASE_WAIT_S:.0f} s: "
+        f"{'; '.join(waits) or 'it does not say why'}; it goes on trying, and ending the agent ends its hold"
+    )
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import Final
 from agent.clock import Clock, Instant
 from agent.composition import build_pipeline
 from agent.config import Config
+from agent.driver_state import DriverState, DriverStateFile
 from agent.importers import Trace, open_trace
 from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
 from agent.records import Tick
@@ -102,6 +103,8 @@ class Daemon:
         self._lock = threading.Lock()
         self._samplers, self._pipeline, self.demo_notice = _build(config, clock, demo)
         self._snapshot: NodeSnapshot | None = None
+        self._driver_state = DriverStateFile()
+        self._release_requests = 0
         self._schedule = Schedule(self._samplers.all, clock, self._deliver)
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
@@ -119,10 +122,26 @@ class Daemon:
 
     def release_driver(self) -> None:
         """Let go of the driver, so that an operator can reset a GPU or divide it; for a limited time."""
-        if self._samplers.nvml is not None:
-            limit_s = self._config.agent.driver_release_seconds
-            self._samplers.nvml.release(limit_s)
-            log.warning("releasing the NVIDIA driver for %.0f s at most; warpwatch driver resume ends it", limit_s)
+        if self._samplers.nvml is None:
+            log.warning("there is no NVIDIA driver to release: this agent reads none")
+            return
+        limit_s = self._config.agent.driver_release_seconds
+        self._samplers.nvml.release(limit_s)
+        self._release_requests += 1
+        log.warning("releasing the NVIDIA driver for %.0f s at most; warpwatch driver resume ends it", limit_s)
+
+    def driver_state(self) -> DriverState:
+        """Return whether the driver is held, by whom where it is to be released."""
+        nvml, requests = self._samplers.nvml, self._release_requests
+        if nvml is None:
+            return DriverState(state="none")
+        state = "held" if not nvml.is_held else "released" if nvml.is_released else "releasing"
+        return DriverState(
+            state=state,
+            waits_for=nvml.waits_for,
+            limit_s=self._config.agent.driver_release_seconds,
+            requests=requests,
+        )
 
     def resume_driver(self) -> None:
         """Take the driver up again."""
@@ -156,13 +175,14 @@ class Daemon:
             log.warning("%s: %s (%s)", event.finding.anomaly, event.finding.summary, event.state)
 
     def _tend_driver(self) -> None:
-        """Pass on that only a new process helps; look each second whether a release of the driver is over."""
+        """Pass on that only a new process helps; look each second whether a release of the driver is done or over."""
         nvml = self._samplers.nvml
+        self._driver_state.say(self.driver_state())
         if nvml is None:
             return
         if nvml.wants_restart is not None:
             self._on_fault(nvml.wants_restart)
-        if nvml.is_released:
+        if nvml.is_released or nvml.is_held:
             self._schedule.probe_now(nvml.name)
 
     def _take_snapshot(self) -> None:

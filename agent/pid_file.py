@@ -34,7 +34,10 @@ def running_agent(folder: Path) -> int:
     try:
         return int(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise FaultError(f"no running agent is known by {path}; name its process with --pid") from None
+        raise FaultError(
+            f"no running agent is known by {path}: none runs, or it could not write there, as one that was started by "
+            "hand or by `make run`; name its process, as with --pid $(pgrep -of 'warpwatch run')"
+        ) from None
 
 
 def signal_agent(pid: int, number: int) -> None:

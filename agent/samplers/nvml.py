@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from agent.clock import Instant, stopwatch
@@ -39,7 +39,7 @@ _MESSAGES: Final = {
     "released": "NVML is released at an operator's request; GPUs are sampled once that is over",
 }
 #: Reasons that are no fault: a host without GPUs, or before its driver is loaded, or an operator at work.
-_ABSENT: Final = frozenset({"driver_not_loaded", "library_not_found", "no_gpus", "released"})
+_ABSENT: Final = frozenset({"driver_not_loaded", "library_not_found", "no_gpus", "released", "releasing"})
 
 
 class Companion(Protocol):
@@ -78,9 +78,10 @@ class NvmlSampler:
         self._hold = Hold(seconds)
         self._is_held = False  # from the first tick of a release to the first after it
         self._is_released = False
+        self._waits_for: tuple[str, ...] = ()  # what a release waits for
         self._fast = FastPower(self._config.fast_hertz)
         self._companions: tuple[Companion, ...] = (self._fast, *companions)
-        self._logged_reason: str | None = None
+        self._logged: str | None = None  # why there is no source, as it was logged
 
     @property
     def period_s(self) -> float:
@@ -119,6 +120,16 @@ class NvmlSampler:
     def is_released(self) -> bool:
         """Whether an operator asked to release NVML and nothing here uses it any more."""
         return self._is_released
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an operator asked to release NVML and that is not over, be it released yet or not; for any thread."""
+        return self._hold.left_s() > 0
+
+    @property
+    def waits_for(self) -> tuple[str, ...]:
+        """What keeps NVML from being released though that was asked for, each a short sentence; for any thread."""
+        return self._waits_for
 
     @property
     def parked_threads(self) -> int:
@@ -162,18 +173,19 @@ class NvmlSampler:
             is_absent = error.reason in _ABSENT
             if not is_absent:
                 self._errors[error.reason] += 1
-            if error.reason != self._logged_reason:
-                _log.log(logging.INFO if is_absent else logging.WARNING, "%s", error)
-            self._logged_reason = error.reason
+            if str(error) != self._logged:
+                is_news = is_absent and error.reason != "releasing"
+                _log.log(logging.INFO if is_news else logging.WARNING, "%s", error)
+            self._logged = str(error)
             return False
-        self._logged_reason = None
+        self._logged = None
         return True
 
     def sample(self, now: Instant) -> Sequence[Record]:
         """Return the state of every GPU seen since the start, and the records of those that answer.
 
         Raises SourceUnavailableError with the reason driver_not_loaded, library_not_found, lib_rm_version_mismatch,
-        no_gpus, hung, released, or another short word for the driver's code.
+        no_gpus, hung, releasing, released, or another short word for the driver's code.
         """
         began_s = stopwatch()
         self._keep_hold()
@@ -223,17 +235,31 @@ class NvmlSampler:
         self._is_held = left_s > 0
         if not left_s:
             self._is_released = False
+            self._waits_for = ()
             return
         if not self._is_released:
             self._slots.drain()
-            self._driver.drop_late()
-            if not self._is_busy() and self._let_go(self._config.release_deadline_s):
-                self._slots.lay_out(0)
-                self._is_released = True
-                _log.warning("NVML is released for %.0f s at most; no GPU is sampled until then", left_s)
-            else:
-                raise self._unavailable("hung")
+            self._driver.settle()
+            if self._is_busy() or not self._let_go(self._config.release_deadline_s):
+                self._slots.forget_answers()
+                self._waits_for = tuple(self._waits()) or ("another thread has not let go of it",)
+                raise SourceUnavailableError(
+                    "releasing", f"NVML is to be released, and cannot be yet: {'; '.join(self._waits_for)}"
+                )
+            self._slots.lay_out(0)
+            self._is_released = True
+            self._waits_for = ()
+            _log.warning("NVML is released for %.0f s at most; no GPU is sampled until then", left_s)
         raise self._unavailable("released")
+
+    def _waits(self) -> Iterator[str]:
+        """Give a short sentence for each call that keeps the library open."""
+        yield from self._slots.waits()
+        if self._driver.busy:
+            yield "a call that concerns all GPUs does not return"
+        for uuid in self._fast.parked:
+            gpu = self._slots.gpus.get(uuid)
+            yield f"a reading of instant power hangs on {uuid if gpu is None else gpu.name}"
 
     def _ensure_started(self) -> None:
         if self._driver.current is None or self._driver.current.count == 0:

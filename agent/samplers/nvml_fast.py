@@ -64,6 +64,11 @@ class FastPower:
             self._parked = {uuid: thread for uuid, thread in self._parked.items() if thread.is_alive()}
             return len(self._parked)
 
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs whose call hangs."""
+        return tuple(self._parked) if self.parked_threads else ()
+
     def watch(self, targets: Mapping[str, nvml.DeviceHandle]) -> None:
         """Read these GPUs, by UUID; one whose call hangs is left out until that returns."""
         if self._period_s <= 0:

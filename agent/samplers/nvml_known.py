@@ -38,6 +38,11 @@ class KnownGpu:
     info: Due = field(default_factory=Due)
     fast: Due = field(default_factory=Due)
 
+    @property
+    def name(self) -> str:
+        """What to call this GPU in a sentence."""
+        return f"GPU {self.key.gpu} ({self.key.uuid or 'UUID not readable'})"
+
     def attached(self, identity: Identity) -> None:
         """Note that the GPU was found, for the first time or anew: everything is due."""
         self.identity = identity

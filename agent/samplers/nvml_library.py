@@ -138,6 +138,17 @@ class DriverThread:
             for _ in collect(self._answers, Deadline(0), lambda: False):
                 pass
 
+    def settle(self) -> None:
+        """Take the answer of any call that came too late: what it started is to be shut down, what it shut down is."""
+        for answer in collect(self._answers, Deadline(0), lambda: False):
+            if answer.worker is not self._worker:
+                continue
+            try:
+                self._references = answer.result().references
+            except nvml.NvmlError:
+                if self.current is None:
+                    self._references = 0  # a start that failed; a count that failed changes nothing
+
     def end(self) -> None:
         """End the thread, or leave it behind where it hangs, and begin anew."""
         self._worker.stop()

@@ -79,7 +79,7 @@ class Hold:
 
     def __init__(self, seconds: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of one signal may interrupt that of another
         self._until_s: float | None = None
 
     def begin(self, limit_s: float) -> None:

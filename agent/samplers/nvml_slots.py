@@ -43,6 +43,11 @@ class Slot:
     is_late: bool = False  # the task under way is past its deadline: the GPU is hung
     failure: tuple[int, Identity] | None = None  # why it could not be attached, as it was logged
 
+    @property
+    def name(self) -> str:
+        """What to call this GPU in a sentence."""
+        return f"the GPU at position {self.index}" if self.gpu is None else self.gpu.name
+
 
 class Slots:
     """The positions of now, and all GPUs that were seen since the start. Used by one thread.
@@ -75,6 +80,12 @@ class Slots:
     def hung(self) -> int:
         """Number of threads whose call hangs."""
         return len(self._aside) + sum(slot.worker.busy and slot.is_late for slot in self._slots)
+
+    def waits(self) -> list[str]:
+        """Return a short sentence for each call that is under way."""
+        slots = [*self._aside.values(), *(slot for slot in self._slots if slot.worker.busy)]
+        verb = {True: "hangs in a driver call", False: "is in a driver call"}
+        return [f"{slot.name} {verb[slot.is_late]}" for slot in slots]
 
     @property
     def visible(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pynvml
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from agent.records import GpuKey, GpuSample
 from agent.samplers import SourceUnavailableError
 from agent.samplers.nvml import NvmlConfig, NvmlSampler
+from agent.samplers.nvml_worker import Deadline
 from tests.agent.nvml_support import KEY, UUID, at, of, sample_at
 from tests.conftest import EmulatorFactory
 from tests.nvml_emulator.emulator import DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH, UNKNOWN, Emulator
@@ -140,24 +141,65 @@ def test_nothing_is_closed_while_another_holds_it(emulator, sampler, neighbour):
     sampler.sample(at(0))
     neighbour.lets_go = False
     sampler.release(600)
-    assert refused(sampler, 1) == "hung"
+    assert refused(sampler, 1) == "releasing"
+    assert sampler.waits_for == ("another thread has not let go of it",)
     assert not sampler.is_released
     assert is_open()
     neighbour.lets_go = True
     assert not sampler.probe()
     assert sampler.is_released
+    assert sampler.waits_for == ()
     assert not is_open()
 
 
-def test_nothing_is_closed_under_a_call_that_hangs(emulator, sampler):
+def test_nothing_is_closed_under_a_call_that_hangs(emulator, sampler, caplog):
     sampler.sample(at(0))
     emulator.hang(60, gpu=0)
     sampler.sample(at(1))
     sampler.release(600)
-    assert refused(sampler, 2) == "hung"
+    with pytest.raises(SourceUnavailableError, match=rf"GPU 0 \({UUID}\) hangs in a driver call") as error:
+        sampler.sample(at(2))
+    assert error.value.reason == "releasing"
+    assert sampler.waits_for[0] == f"GPU 0 ({UUID}) hangs in a driver call"
+    assert sampler.is_held
     assert sampler.visible_gpus is None
     assert is_open()
     assert not sampler.is_released
+    # Said once, and no fault of the driver's: nobody reads it now.
+    caplog.clear()
+    for _ in range(5):
+        assert not sampler.probe()
+    assert len(caplog.records) == 1
+    assert "cannot be yet" in caplog.records[0].getMessage()
+    assert sampler.errors == {"hung": 1}
+    emulator.clear()
+    wait_until(lambda: not sampler.probe() and sampler.is_released)
+    assert not is_open()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = Deadline(5.0)
+    while not condition():
+        assert deadline.left_s() > 0
+
+
+@pytest.mark.parametrize("call", ["nvmlInit", "nvmlShutdown"])
+def test_a_start_or_shutdown_that_returns_late_is_released_all_the_same(emulator, sampler, call):
+    if call == "nvmlShutdown":
+        sampler.sample(at(0))
+    emulator.hang_system(60, call=call)
+    if call == "nvmlInit":
+        with pytest.raises(SourceUnavailableError):
+            sampler.sample(at(0))
+    sampler.release(600)
+    assert refused(sampler, 1) == "releasing"
+    assert sampler.waits_for == ("a call that concerns all GPUs does not return",)
+    emulator.clear()
+    wait_until(lambda: not sampler.probe() and sampler.is_released)
+    assert not is_open()
+    sampler.resume()
+    assert sampler.probe()
+    assert of(sampler.sample(at(2)), GpuSample).power_watts == 100.0
 
 
 def test_a_release_of_what_is_not_open_is_kept(emulator, sampler):
