@@ -1,4 +1,10 @@
-"""Whether the host reads, writes or sends while GPUs wait: what tells a checkpoint from a stall."""
+"""Whether the host reads, writes or sends while GPUs wait: what tells a checkpoint from a stall.
+
+A checkpoint shows in one of several places, depending on where it goes: block devices, network interfaces, file systems
+that pass both by (NFS over RDMA, Lustre), the InfiniBand ports below them, the I/O counters of the rank that writes, or
+at first in dirty pages only. Any of them is activity. CPU time is none: a rank that spins in a collective burns a core
+or more as well, and so does the one that hangs.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +15,22 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from agent.history import Array, History, Series
+from agent.history import Array, GpuHistory, History, HostHistory, Series
 from agent.records import GpuKey
+from classifier.config_checks import require
 
 #: Both have to be measured before silence means anything: checkpoints go to disks or over the network.
 _REQUIRED: Final = ("disk_written_bytes_per_second", "network_transmit_bytes_per_second")
 _READS: Final = ("disk_read_bytes_per_second", "network_receive_bytes_per_second")
+_FILESYSTEM_WRITTEN: Final = "filesystem_written_bytes_per_second"
+_FILESYSTEM_READ: Final = "filesystem_read_bytes_per_second"
+#: The ports that carry collectives, and storage as well: InfiniBand, RoCE, EFA.
+_FABRIC: Final = ("infiniband_transmit_bytes_per_second", "infiniband_receive_bytes_per_second")
+_PROCESS: Final = ("process_written_bytes_per_second", "process_read_bytes_per_second")
+#: Rates of the slow tick: each reading is a mean over the 5 s before it.
+_SLOW: Final = frozenset({_FILESYSTEM_WRITTEN, _FILESYSTEM_READ, *_PROCESS})
+#: What only data loaders move besides: less of it than before the wait is no activity.
+_LOADED: Final = frozenset({_FILESYSTEM_READ, "process_read_bytes_per_second"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +51,23 @@ class HostIoConfig:
     prefetch_seconds: float = 10.0
     #: PCIe counters are means over a slow tick; readings this soon after the start still hold work.
     pcie_settle_seconds: float = 6.0
+    #: So do those of file systems, processes and dirty pages; reading gets `prefetch_seconds` more.
+    slow_settle_seconds: float = 6.0
+    #: Dirty pages and pages under writeback count where their sum grows or shrinks by `active_bytes_per_second`, unless
+    #: it did in more than this share of the time before the wait.
+    page_churn_ratio: float = 0.25
     #: A host channel without a reading for this long is not seen.
     stale_seconds: float = 15.0
     #: InfiniBand or network traffic of work is above this; silence is a hundredth of it.
     fabric_bytes_per_second: float = 10e6
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.active_bytes_per_second > 0, "active_bytes_per_second", self.active_bytes_per_second, "above 0")
+        require(self.sustained_seconds > 0, "sustained_seconds", self.sustained_seconds, "above 0")
+        require(self.slow_settle_seconds >= 0, "slow_settle_seconds", self.slow_settle_seconds, "at least 0")
+        is_share = 0 <= self.page_churn_ratio <= 1
+        require(is_share, "page_churn_ratio", self.page_churn_ratio, "a share between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,34 +78,85 @@ class HostIo:
     first_active_s: float | None
     last_active_s: float | None
     written_bytes_per_second: float | None
+    filesystem_written_bytes_per_second: float | None
     transmit_bytes_per_second: float | None
     fabric_fell_silent: bool
 
 
 def observe_host_io(
-    config: HostIoConfig, history: History, gpus: Sequence[GpuKey], since_s: float, now_s: float
+    config: HostIoConfig,
+    history: History,
+    gpus: Sequence[GpuKey],
+    since_s: float,
+    now_s: float,
+    *,
+    others_work: bool = False,
 ) -> HostIo:
-    """Return the I/O of the host, and of `gpus` over PCIe, between `since_s` and `now_s`."""
+    """Return the I/O of the host, and of `gpus` over PCIe and by their processes, between `since_s` and `now_s`.
+
+    With `others_work`, other GPUs of the host work meanwhile: traffic on the fabric is taken for theirs.
+    """
     host = history.host
     seen = all(host.latest(channel, now_s, config.stale_seconds) is not None for channel in _REQUIRED)
     active: list[float] = []
-    for channel in (*_REQUIRED, *_READS):
-        settle_s = config.prefetch_seconds if channel in _READS else config.settle_seconds
-        during = host.series(channel, now_s, max(now_s - since_s - settle_s, 0.0))
-        before = host.series(channel, since_s, config.background_seconds)
-        active += during.times[_is_active(config, during, before)].tolist()
+    fabric = () if others_work else _FABRIC
+    for channel in (*_REQUIRED, *_READS, _FILESYSTEM_WRITTEN, _FILESYSTEM_READ, *fabric):
+        active += _active_times(config, host, channel, since_s, now_s)
+    active += _page_times(config, host, since_s, now_s)
     for key in gpus:
+        gpu = history.gpus[key]
         for channel in ("pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"):
-            during = history.gpus[key].series(channel, now_s, max(now_s - since_s - config.pcie_settle_seconds, 0.0))
+            during = gpu.series(channel, now_s, max(now_s - since_s - config.pcie_settle_seconds, 0.0))
             active += during.times[during.values > config.active_bytes_per_second].tolist()
+        for channel in _PROCESS:
+            active += _active_times(config, gpu, channel, since_s, now_s)
     return HostIo(
         seen=seen,
         first_active_s=min(active, default=None),
         last_active_s=max(active, default=None),
         written_bytes_per_second=_mean(host.series(_REQUIRED[0], now_s, 10.0)),
+        filesystem_written_bytes_per_second=_mean(host.series(_FILESYSTEM_WRITTEN, now_s, 10.0)),
         transmit_bytes_per_second=_mean(host.series(_REQUIRED[1], now_s, 10.0)),
         fabric_fell_silent=_fell_silent(config, history, since_s, now_s),
     )
+
+
+def _active_times(
+    config: HostIoConfig, source: GpuHistory | HostHistory, channel: str, since_s: float, now_s: float
+) -> list[float]:
+    """Return the times since the wait began at which one rate was activity."""
+    if channel in _SLOW:
+        settle_s = config.slow_settle_seconds + (config.prefetch_seconds if channel in _LOADED else 0.0)
+    else:
+        settle_s = config.prefetch_seconds if channel in (*_READS, _FABRIC[1]) else config.settle_seconds
+    during = source.series(channel, now_s, max(now_s - since_s - settle_s, 0.0))
+    before = source.series(channel, since_s, config.background_seconds)
+    active = _is_active(config, during, before)
+    if channel in _LOADED and before.size:
+        active &= during.values > float(np.median(before.values))
+    times: list[float] = during.times[active].tolist()
+    return times
+
+
+def _page_times(config: HostIoConfig, host: HostHistory, since_s: float, now_s: float) -> list[float]:
+    """Return the times since the wait began at which dirty pages came or went fast.
+
+    They come before a disk or server sees anything, and go to servers that nothing else shows.
+    """
+
+    def fast(end_s: float, seconds: float) -> tuple[Array, NDArray[np.bool_]]:
+        dirty, writeback = (host.series(name, end_s, seconds) for name in ("dirty_bytes", "writeback_bytes"))
+        if dirty.size < 2 or not np.array_equal(dirty.times, writeback.times):
+            return np.empty(0), np.empty(0, dtype=bool)
+        rates = np.abs(np.diff(dirty.values + writeback.values)) / np.diff(dirty.times)
+        return dirty.times[1:], rates > config.active_bytes_per_second
+
+    _, before = fast(since_s, config.background_seconds)
+    if before.size and float(np.mean(before)) > config.page_churn_ratio:
+        return []
+    times, during = fast(now_s, now_s - since_s)
+    found: list[float] = times[during & (times > since_s + config.slow_settle_seconds)].tolist()
+    return found
 
 
 def _is_active(config: HostIoConfig, during: Series, before: Series) -> NDArray[np.bool_]:
@@ -98,8 +178,9 @@ def _trailing_means(series: Series, seconds: float) -> Array:
     steps = np.diff(series.times, prepend=series.times[0] - float(np.median(np.diff(series.times))))
     amounts = np.concatenate(([0.0], np.cumsum(series.values * steps)))
     firsts = np.searchsorted(series.times, series.times - seconds, side="right")
-    # Readings further apart than `seconds` are means over more time already.
-    means: Array = (amounts[1:] - amounts[firsts]) / np.maximum(seconds, steps)
+    spans = np.concatenate(([0.0], np.cumsum(steps)))
+    # Readings further apart than `seconds` are means over more time already, and so are two that jitter around it.
+    means: Array = (amounts[1:] - amounts[firsts]) / np.maximum(seconds, spans[1:] - spans[firsts])
     return means
 
 

@@ -4,22 +4,24 @@ What arms is the GPU's own past: at least two minutes of work in the last fiftee
 signature of `wait_signature` starts a wait. Waits that began together are one group; a GPU that worked until then and
 reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall or a pause is decided by
 
-- host I/O, where disk writes and network transmit are both measured: quiet makes it critical after `confirm_seconds`,
-  longer where earlier waits of this work ended by themselves without I/O, or where the odd one out still does
-  something; active I/O makes it a wait (a checkpoint);
+- host I/O, where at least disk writes and network transmit are measured: quiet makes it critical after
+  `confirm_seconds`, longer where earlier waits of this work ended by themselves without I/O, or where the odd one out
+  still does something; active I/O makes it a wait (a checkpoint);
 - the past alone, where host I/O is not seen: critical only past ten minutes and twice the longest wait that ended.
 
 A label `inference` keeps it at info: idle tensor-parallel servers spin in the same kernel for hours. A GPU that waits
 after 30 s to two minutes of work is a collective_wait of severity info after a minute and never more, since the start
 of a job is full of waits that end (compilation, a first evaluation). One that waits with less work before it (after a
 restart of the agent) is left out, and so is one without a usable channel. Cannot see: a stall in which all GPUs read
-0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured (RDMA storage).
+0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured (network storage below file
+systems that cannot be read, over a fabric that is not measured or that other working GPUs use as well).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from agent.clock import Instant
 from agent.history import History
@@ -31,6 +33,9 @@ from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
 from classifier.results import Assessment, Decision, Evidence
+
+#: Work this young may still be what moves bytes over the fabric.
+_RECENT_WORK_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +142,10 @@ class StalledCollectiveDetector:
         # Armed groups last: a GPU that would be the odd one out of both belongs to the one that matters.
         for group in (*self._groups(now.monotonic_s, is_armed=False), *self._groups(now.monotonic_s, is_armed=True)):
             keys = (*group.members, *group.odd)
-            io = observe_host_io(self._config.host_io, history, keys, group.since_s, now.monotonic_s)
+            others_work = self._others_work(keys, group.since_s, now.monotonic_s)
+            io = observe_host_io(
+                self._config.host_io, history, keys, group.since_s, now.monotonic_s, others_work=others_work
+            )
             case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
             if not group.is_armed and not case.verdict.wait:
                 continue  # not to be judged yet
@@ -288,6 +296,15 @@ class StalledCollectiveDetector:
             is_in_step(member, history.gpus[key], group.since_s, self._config.step_seconds) for key in group.working
         )
 
+    def _others_work(self, keys: Sequence[GpuKey], since_s: float, now_s: float) -> bool:
+        """Return whether GPUs beside `keys` worked of late, and well after the wait began."""
+        after_s = max(since_s + self._config.start_spread_seconds, now_s - _RECENT_WORK_S)
+        return any(
+            watch.last_work_s is not None and watch.last_work_s > after_s
+            for key, watch in self._watches.items()
+            if key not in keys
+        )
+
     def _is_serving(self, group: _Group, decisions: Mapping[GpuKey, Decision]) -> bool:
         for key in group.members:
             decision = decisions.get(key)
@@ -350,6 +367,7 @@ class StalledCollectiveDetector:
             "context_idle_watts": self._baselines.context_idle_watts(key),
             "longest_ended_wait_seconds": watch.past.longest_s if watch.past.count else None,
             "host_written_bytes_per_second": case.io.written_bytes_per_second,
+            "host_filesystem_written_bytes_per_second": case.io.filesystem_written_bytes_per_second,
             "host_transmit_bytes_per_second": case.io.transmit_bytes_per_second,
         }
 

@@ -10,12 +10,16 @@ from agent.clock import Instant
 from agent.history import History
 from agent.records import (
     DiskSample,
+    FilesystemSample,
     GpuKey,
     GpuLimits,
     GpuProcess,
     GpuSample,
     GpuSlowSample,
+    InfinibandSample,
     NetworkSample,
+    PressureSample,
+    ProcessSample,
     Record,
     Tick,
 )
@@ -59,6 +63,9 @@ class Node:
     interval_s: float = 1.0
     judge_s: float = 5.0
     host: Callable[[float], tuple[float, float] | None] = lambda _: (1e6, 1e6)  # written, transmitted, B/s
+    #: What else is measured by the second: filesystem_written, filesystem_read, infiniband (sent and received),
+    #: process_written and process_read (of the process with the id after the dot) in B/s, and dirty_bytes.
+    traffic: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
     decisions: Callable[[float], Mapping[GpuKey, Decision]] = lambda _: {}
     limit_watts: float = 700.0
     jitter: random.Random | None = None
@@ -121,6 +128,28 @@ class Node:
             written, sent = self._count("written", rates[0]), self._count("sent", rates[1])
             yield DiskSample(**at, device="nvme0n1", read_bytes_total=0, written_bytes_total=written)
             yield NetworkSample(**at, device="eth0", receive_bytes_total=0, transmit_bytes_total=sent)
+        counted = {name: self._count(name, rate(self.now_s)) for name, rate in self.traffic.items()}
+        if "infiniband" in counted:
+            total = counted["infiniband"]
+            yield InfinibandSample(**at, device="mlx5_0", port=1, receive_bytes_total=total, transmit_bytes_total=total)
+        if is_slow:
+            yield from self._slow_host_records(at, counted)
+
+    def _slow_host_records(self, at: Mapping[str, float], counted: Mapping[str, int]) -> Iterator[Record]:
+        if "filesystem_written" in counted or "filesystem_read" in counted:
+            yield FilesystemSample(
+                **at, mountpoint="/data", fstype="nfs4", source="mountstats", is_rdma=True,
+                read_bytes_total=counted.get("filesystem_read", 0),
+                written_bytes_total=counted.get("filesystem_written", 0),
+            )  # fmt: skip
+        for name in counted:
+            kind, _, pid = name.partition(".")
+            if pid:
+                yield ProcessSample(
+                    **at, pid=int(pid), started_monotonic_s=0.0, **{f"{kind[8:]}_bytes_total": counted[name]}
+                )
+        if "dirty_bytes" in self.traffic:
+            yield PressureSample(**at, dirty_bytes=int(self.traffic["dirty_bytes"](self.now_s)), writeback_bytes=0)
 
 
 def severities(assessments: tuple[Assessment, ...], anomaly: str) -> dict[int, int]:

@@ -1,0 +1,141 @@
+"""Where a checkpoint shows beside disks and network interfaces, and what only looks like one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agent.history import Series
+from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.host_io import HostIoConfig, _trailing_means, observe_host_io
+from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
+from tests.classifier.detector_histories import IDLES, WAITS, WORKS, Node, Shown, severities
+
+SAVING_S = (406, 480)  # when bytes of the checkpoint leave the host
+Rate = Callable[[float], float]
+
+
+def saves(rate: float, usual: float = 0.0) -> Rate:
+    """Return `rate` while rank 0 saves, and `usual` else."""
+    return lambda t: rate if SAVING_S[0] < t <= SAVING_S[1] else usual
+
+
+def rank0(gpu: int, t: float) -> Shown:
+    """GPU 0 saves from 401 to 482 while the others wait in the next all-reduce, as on 8 H100."""
+    pids = (100 + gpu,)
+    if t <= 30:
+        return replace(IDLES, pids=pids)
+    if not 400 < t <= 482:
+        return replace(WORKS, pids=pids)
+    # At 4 % the odd one out would be given two minutes; at 0 % nothing but I/O tells this from a missing rank.
+    return replace(WAITS if gpu else replace(IDLES, watts=146), pids=pids)
+
+
+def stalls(gpu: int, t: float) -> Shown:
+    return rank0(gpu, min(t, 450.0))
+
+
+def played(script, traffic: Mapping[str, Rate], until_s: float = 600, gpus: int = 4, **more) -> tuple[list[float], set]:
+    """Return when any GPU was critical, and the reasons that were given."""
+    baselines = PowerBaselines()
+    detector = StalledCollectiveDetector(StalledCollectiveConfig(), baselines)
+    critical, reasons = [], set()
+    for now, found in Node((detector,), baselines, script, gpus=gpus, traffic=traffic, **more).play(until_s):
+        if 3 in severities(found, "stalled_collective").values():
+            critical.append(now.monotonic_s)
+        reasons |= {a.evidence["reason"] for a in found if a.severity}
+    return critical, reasons
+
+
+def pages(t: float) -> float:
+    """Return dirty bytes: 300 MB/s more for 74 s, flushed as fast afterwards."""
+    return 1e6 + 300e6 * max(0.0, min(t, 480.0) - 406.0) - 300e6 * max(0.0, min(t, 554.0) - 480.0)
+
+
+CHECKPOINTS: dict[str, dict[str, Rate]] = {
+    "nfs_over_rdma": {"filesystem_written": saves(800e6)},
+    "nfs_over_rdma_beside_streaming": {"filesystem_written": saves(800e6), "filesystem_read": lambda _: 300e6},
+    "lustre_over_infiniband_unreadable": {"infiniband": lambda t: saves(600e6)(t) if 400 < t <= 482 else 8e9},
+    "io_of_the_rank": {"process_written.100": saves(400e6)},
+    "dirty_pages_only": {"dirty_bytes": pages},
+}
+
+
+@pytest.mark.parametrize("traffic", CHECKPOINTS.values(), ids=CHECKPOINTS)
+def test_a_checkpoint_that_no_disk_or_network_interface_shows_is_no_stall(traffic: dict[str, Rate]) -> None:
+    critical, reasons = played(rank0, traffic)
+    assert critical == []
+    assert "host_io_active" in reasons
+
+
+def test_the_same_wait_without_these_bytes_is_a_stall() -> None:
+    # 35 s of waiting samples, the first of 401, at the next fifth second; over with the wait at 482.
+    assert played(rank0, {})[0] == list(range(440, 485, 5))
+
+
+BACKGROUNDS: dict[str, dict[str, Rate]] = {
+    "dataset_streaming_that_stops": {"filesystem_read": lambda t: 900e6 if t <= 400 else 0.0},
+    "another_job_streams_on": {"filesystem_read": lambda t: 900e6 if t <= 400 else 300e6},
+    "loaders_fill_their_queues": {"filesystem_read": lambda t: 900e6 if t <= 412 else 0.0},
+    "process_reads_that_fall": {"process_read.100": lambda t: 900e6 if t <= 400 else 200e6},
+    "another_job_writes": {"filesystem_written": lambda _: 400e6},
+    "a_log_is_flushed": {"filesystem_written": lambda t: 40e6 if 410 < t <= 415 else 0.0},
+    "all_reduce_that_stops": {"infiniband": lambda t: 20e9 if t <= 400 else 0.0},
+    "residual_infiniband": {"infiniband": lambda t: 20e9 if t <= 400 else 95e3},
+    "dirty_pages_that_come_and_go_all_the_time": {"dirty_bytes": lambda t: 3e9 * (t % 20.0 < 10.0)},
+    "dirty_pages_that_stand": {"dirty_bytes": lambda _: 4e9},
+}
+
+
+@pytest.mark.parametrize("traffic", BACKGROUNDS.values(), ids=BACKGROUNDS)
+def test_what_went_on_before_or_only_stops_hides_no_stall(traffic: dict[str, Rate]) -> None:
+    assert played(stalls, traffic, until_s=470)[0][0] == 440
+
+
+def test_a_stall_after_a_checkpoint_to_nfs_has_begun_is_found_once_its_writes_end() -> None:
+    critical, _ = played(stalls, {"filesystem_written": lambda t: 800e6 if 405 < t <= 430 else 0.0})
+    # The last reading with writes is that of 430; quiet for 45 s from there.
+    assert critical[0] == 475
+
+
+@pytest.mark.parametrize(("others_since", "delay"), [(0, 440), (9999, None)])
+def test_fabric_traffic_of_another_job_that_works_hides_no_stall(others_since: float, delay: float | None) -> None:
+    """GPUs 4 to 7 are another job, whose all-reduce keeps half of the traffic up; without it the half is storage."""
+
+    def script(gpu: int, t: float) -> Shown:
+        if gpu < 4:
+            return stalls(gpu, t)
+        # Its own rhythm: power that has nothing to do with the steps of the others.
+        return replace(WORKS, watts=450 + 100 * ((t * 7) % 13 < 6), pids=(200 + gpu,)) if t > others_since else IDLES
+
+    critical, _ = played(script, {"infiniband": lambda t: 20e9 if t <= 400 else 10e9}, until_s=500, gpus=8)
+    assert (critical[0] if critical else None) == delay
+
+
+def test_the_evidence_says_what_file_systems_took() -> None:
+    baselines = PowerBaselines()
+    detector = StalledCollectiveDetector(StalledCollectiveConfig(), baselines)
+    node = Node((detector,), baselines, rank0, gpus=4, traffic={"filesystem_written": saves(800e6)})
+    _, found = list(node.play(450))[-1]
+    assert found[0].evidence["host_filesystem_written_bytes_per_second"] == pytest.approx(800e6)
+    io = observe_host_io(HostIoConfig(), node.history, [node.key(0)], 401.0, 450.0)
+    assert io.seen
+    assert io.last_active_s == 450.0
+
+
+def test_readings_that_jitter_around_the_window_count_once() -> None:
+    times = np.array([0.0, 5.0, 9.99, 15.0, 19.98])
+    # 40 MB/s throughout: two readings within 5 s are 10 s of it, not twice the rate.
+    assert _trailing_means(Series(times, np.full(5, 40e6)), 5.0) == pytest.approx(np.full(5, 40e6), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("active_bytes_per_second", 0.0), ("sustained_seconds", -1.0), ("page_churn_ratio", 1.5)],
+)
+def test_values_that_make_no_sense_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{key} is"):
+        HostIoConfig(**{key: value})
