@@ -24,9 +24,14 @@ def encode_records(records: tuple[Record, ...]) -> dict[str, list[dict[str, Any]
             value = getattr(record, name)
             if name in ("monotonic_s", "wall_s") or value is None or value == {}:
                 continue
-            fields[name] = list(value) if isinstance(value, tuple) else value
+            fields[name] = list(map(_plain, value)) if isinstance(value, tuple) else value
         encoded.setdefault(_TYPE_NAMES[type(record)], []).append(fields)
     return encoded
+
+
+def _plain(item: object) -> object:
+    """Return a process without its utilisation where that is not known, as traces had it before there was any."""
+    return item[:2] if isinstance(item, GpuProcess) and item[2:] == (None, None) else item
 
 
 def decode_records(
@@ -86,6 +91,9 @@ def _decode_processes(value: Json) -> tuple[GpuProcess, ...]:
     for process in processes:
         if not isinstance(process.pid, int) or not isinstance(process.memory_used_bytes, int | None):
             raise TypeError("not a process")
+        for ratio in process[2:]:
+            if ratio is not None and not 0 <= decode_number(ratio) <= 1:
+                raise ValueError("not a ratio")
     return processes
 
 

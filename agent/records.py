@@ -95,6 +95,8 @@ class GpuProcess(NamedTuple):
 
     pid: int  # in the driver's view: the host's PID
     memory_used_bytes: int | None = None
+    sm_utilization_ratio: float | None = None  # share of time with a kernel of its own; 0 where it ran none of late
+    memory_utilization_ratio: float | None = None  # share of time with its memory read or written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +109,7 @@ class GpuSlowSample(Record):
     memory_temperature_celsius: float | None = None  # field 82
     pcie_receive_bytes_total: int | None = None  # field 198, only where the counter is 64-bit
     pcie_transmit_bytes_total: int | None = None  # field 197, only where the counter is 64-bit
-    processes: tuple[GpuProcess, ...] | None = None  # nvmlDeviceGetComputeRunningProcesses_v3
+    processes: tuple[GpuProcess, ...] | None = None  # nvmlDeviceGetComputeRunningProcesses_v3, ...GetProcessUtilization
     clock_event_seconds_total: Mapping[str, float] = field(default_factory=dict)  # cumulative, by reason
 
 

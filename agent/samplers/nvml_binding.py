@@ -23,8 +23,9 @@ UNINITIALIZED: Final = 1
 INVALID_ARGUMENT: Final = 2
 NOT_SUPPORTED: Final = 3
 NO_PERMISSION: Final = 4
-DRIVER_NOT_LOADED: Final = 9
 NOT_FOUND: Final = 6
+INSUFFICIENT_SIZE: Final = 7
+DRIVER_NOT_LOADED: Final = 9
 TIMEOUT: Final = 10
 LIBRARY_NOT_FOUND: Final = 12
 FUNCTION_NOT_FOUND: Final = 13
@@ -46,7 +47,7 @@ _REASONS: Final = {
     NOT_SUPPORTED: "not_supported",
     NO_PERMISSION: "no_permission",
     NOT_FOUND: "not_found",
-    7: "insufficient_size",
+    INSUFFICIENT_SIZE: "insufficient_size",
     DRIVER_NOT_LOADED: "driver_not_loaded",
     TIMEOUT: "timeout",
     11: "irq_issue",
@@ -104,6 +105,15 @@ class ProcessReading(NamedTuple):
 
     pid: int
     used: int | None
+
+
+class ProcessUse(NamedTuple):
+    """What a process used of a GPU over one of the driver's periods, in percent."""
+
+    pid: int
+    time_us: int  # of the wall clock
+    sm: int
+    memory: int
 
 
 def call(name: str, *arguments: object) -> Any:  # noqa: ANN401 - nvidia-ml-py is untyped
@@ -241,6 +251,35 @@ def processes_v2(handle: DeviceHandle) -> list[ProcessReading]:
 
 def _processes(infos: Sequence[Any]) -> list[ProcessReading]:
     return [ProcessReading(int(i.pid), None if i.usedGpuMemory is None else int(i.usedGpuMemory)) for i in infos]
+
+
+class ProcessSamples:
+    """Reads what each process used of a GPU, into the same memory each time and by one driver call. For one thread."""
+
+    _FIRST = 64
+    _MOST = 4096
+
+    def __init__(self) -> None:
+        self._samples = (pynvml.c_nvmlProcessUtilizationSample_t * self._FIRST)()
+
+    def read(self, handle: DeviceHandle, since_us: int) -> list[ProcessUse]:
+        """Return the driver's samples after a moment of the wall clock; none where no process used anything."""
+        function = call("_nvmlGetFunctionPointer", "nvmlDeviceGetProcessUtilization")
+        for _ in range(2):
+            count = ctypes.c_uint(len(self._samples))
+            code = int(function(handle, self._samples, ctypes.byref(count), ctypes.c_ulonglong(since_us)))
+            if code == NOT_FOUND:
+                return []
+            if code != INSUFFICIENT_SIZE:
+                break
+            # With room for those that come until the next call.
+            self._samples = (pynvml.c_nvmlProcessUtilizationSample_t * min(2 * count.value, self._MOST))()
+        if code != 0:
+            raise NvmlError(code)
+        return [
+            ProcessUse(int(sample.pid), int(sample.timeStamp), int(sample.smUtil), int(sample.memUtil))
+            for sample in self._samples[: min(count.value, len(self._samples))]
+        ]
 
 
 def field_values(handle: DeviceHandle, fields: Sequence[FieldId]) -> list[FieldReading]:

@@ -25,6 +25,7 @@ from agent.samplers.nvml_health import MAX_MEGAHERTZ, MAX_MILLIWATTS, event_seco
 from agent.samplers.nvml_links import Links
 from agent.samplers.nvml_mig import MigInstances
 from agent.samplers.nvml_plausible import PowerGuard
+from agent.samplers.nvml_process_use import ProcessUses
 from agent.samplers.nvml_readings import read_memory, read_processes
 
 T = TypeVar("T")
@@ -109,6 +110,7 @@ class NvmlDevice:
         self._power = PowerGuard()
         self._links = Links(self._calls)
         self._gpm = Gpm(self._calls)
+        self._uses = ProcessUses(self._calls)
         self._mig = MigInstances(self._calls, mig_period_s)
         self._closing = threading.Lock()  # held while the tick runs
         self._is_closed = False
@@ -255,7 +257,7 @@ class NvmlDevice:
             memory_temperature_celsius=calls.scaled(value_of(fields.get(ids.MEMORY_TEMPERATURE)), 1.0, *_CELSIUS),
             pcie_transmit_bytes_total=self._pcie_bytes("pcie_transmit_bytes_total", fields.get(ids.PCIE_TRANSMIT), now),
             pcie_receive_bytes_total=self._pcie_bytes("pcie_receive_bytes_total", fields.get(ids.PCIE_RECEIVE), now),
-            processes=None if is_divided else read_processes(calls),
+            processes=None if is_divided else self._uses.of(read_processes(calls), now),
             clock_event_seconds_total={reason: value for reason, value in seconds.items() if value is not None},
         )
 

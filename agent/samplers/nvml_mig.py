@@ -122,7 +122,7 @@ class MigInstances:
             is_divided = bool(self._calls.read("MIG mode", mig.is_enabled))
             if is_divided != self._is_divided:
                 # What a card does not offer in one mode it may well in the other.
-                self._calls.offer_again("utilization", "memory", "processes", "GPM")
+                self._calls.offer_again("utilization", "memory", "processes", "process utilization", "GPM")
                 self._is_divided = is_divided
             self._lay_out(self._devices() if is_divided else [])
         return self._is_divided

@@ -100,7 +100,8 @@ def busy_records(key: GpuKey, seconds: float) -> tuple[Record, ...]:
             memory_temperature_celsius=81.0,
             pcie_receive_bytes_total=3_000_000_000 + round(7e6 * seconds),
             pcie_transmit_bytes_total=2_000_000_000 + round(3e6 * seconds),
-            processes=(GpuProcess(101, 70_000_000_000), GpuProcess(102, None)),
+            # The emulator shares 93 % and 38 % among the two.
+            processes=(GpuProcess(101, 70_000_000_000, 0.46, 0.19), GpuProcess(102, None, 0.46, 0.19)),
             clock_event_seconds_total={"sw_power_cap": 12.5, "sw_thermal": 0.25},
         ),
     )

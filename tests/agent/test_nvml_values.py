@@ -41,6 +41,8 @@ gpu 0 nvlink_links 18
 @ 10
 0 energy_millijoules=5000000 nvlink_transmit_kibibytes=3800 nvlink_receive_kibibytes=7600
 """
+#: 97 % and 41 % of the GPU, which the emulator shares among the two in whole percent.
+PROCESSES = (GpuProcess(4242, 33000000000, 0.48, 0.20), GpuProcess(4243, None, 0.48, 0.20))
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_every_value_has_its_place_and_its_unit(emulator: Emulator, sampler: Nvm
             memory_temperature_celsius=74.0,
             pcie_transmit_bytes_total=5000000000,
             pcie_receive_bytes_total=7000000000,
-            processes=(GpuProcess(4242, 33000000000), GpuProcess(4243, None)),
+            processes=PROCESSES,
             clock_event_seconds_total={"sw_power_cap": 2.5, "sw_thermal": 0.75},
         ),
     ]
@@ -229,7 +231,7 @@ def test_older_calls_stand_in_for_missing_ones(emulator: Emulator, sampler: Nvml
     records = sampler.sample(at(0))
     sample, slow = only(records, GpuSample), only(records, GpuSlowSample)
     assert slow.temperature_celsius == 61.0
-    assert slow.processes == (GpuProcess(4242, 33000000000), GpuProcess(4243, None))
+    assert slow.processes == PROCESSES
     assert sample.clock_event_reasons == ("sw_power_cap",)
     assert sample.memory_used_bytes == 33600001536  # the emulator's version 1 counts the reserved 600 MB
     assert sampler.errors == {}
@@ -257,6 +259,7 @@ def test_older_calls_stand_in_for_missing_ones(emulator: Emulator, sampler: Nvml
 def test_sentinels_and_nonsense_cost_their_field_and_are_counted(
     emulator: Emulator, sampler: NvmlSampler, name: str, raw: float, kind: type[Record], field: str
 ) -> None:
+    emulator.fail(NOT_SUPPORTED, call="nvmlDeviceGetProcessUtilization")  # follows the GPU's in the emulator
     emulator.override(name, raw)
     assert getattr(only(sampler.sample(at(0)), kind), field) is None
     assert sampler.errors == {"implausible": 1}

@@ -62,7 +62,10 @@ VALUES = {
     "str | None": st.none() | st.text(max_size=8),
     "tuple[str, ...] | None": st.none() | st.lists(st.sampled_from(CLOCK_EVENT_REASONS), max_size=3).map(tuple),
     "tuple[GpuProcess, ...] | None": st.none()
-    | st.lists(st.builds(GpuProcess, whole, st.none() | whole), max_size=3).map(tuple),
+    | st.lists(
+        st.builds(GpuProcess, whole, st.none() | whole, st.none() | st.floats(0, 1), st.none() | st.floats(0, 1)),
+        max_size=3,
+    ).map(tuple),
     "Mapping[str, float]": st.dictionaries(st.sampled_from(CLOCK_EVENT_REASONS), finite, max_size=3),
     "Mapping[str, int]": st.dictionaries(st.text(max_size=8), whole, max_size=3),
     "tuple[str, ...]": st.lists(st.text(max_size=8), max_size=3).map(tuple),

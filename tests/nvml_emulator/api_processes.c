@@ -149,10 +149,12 @@ static unsigned long long now_us(void) {
 }
 
 /* One sample for each process, the utilisation in equal parts; none while the GPU is idle. */
-static nvmlReturn_t read_utilization(int gpu, nvmlProcessUtilizationSample_t *samples, unsigned int *count) {
+static nvmlReturn_t read_utilization(int gpu, nvmlProcessUtilizationSample_t *samples, unsigned int *count,
+                                     unsigned long long since) {
     char text[MAX_TEXT];
     double busy = 0;
     double memory = 0;
+    double age_s = 0;
     unsigned int room = samples != NULL ? *count : 0;
     struct process_list *list = malloc(sizeof(*list));
     if (list == NULL) {
@@ -162,14 +164,16 @@ static nvmlReturn_t read_utilization(int gpu, nvmlProcessUtilizationSample_t *sa
     copy_processes(gpu, WHOLE, text, sizeof(text));
     gpu_value(gpu, VALUE_UTILIZATION_GPU, &busy);
     gpu_value(gpu, VALUE_UTILIZATION_MEMORY, &memory);
-    if (strcmp(text, "-") != 0 && busy > 0) {
+    gpu_value(gpu, VALUE_PROCESS_USE_AGE, &age_s);
+    unsigned long long time_us = now_us() - (unsigned long long)(age_s * 1e6);
+    if (strcmp(text, "-") != 0 && busy > 0 && since < time_us) {
         add_processes(list, text, UINT_MAX, UINT_MAX);
     }
     *count = list->size;
     for (unsigned int index = 0; index < list->size && index < room; index++) {
         samples[index] = (nvmlProcessUtilizationSample_t){
             .pid = list->infos[index].pid,
-            .timeStamp = now_us(),
+            .timeStamp = time_us,
             .smUtil = to_u32(busy) / list->size,
             .memUtil = to_u32(memory) / list->size,
         };
@@ -189,8 +193,5 @@ API(nvmlDeviceGetProcessUtilization)(nvmlDevice_t device, nvmlProcessUtilization
         (is_mig_enabled(gpu) || gpu_value(gpu, VALUE_UTILIZATION_GPU, &busy) != NVML_SUCCESS)) {
         code = NVML_ERROR_NOT_SUPPORTED;
     }
-    if (code == NVML_SUCCESS && since >= now_us()) {
-        code = NVML_ERROR_NOT_FOUND;
-    }
-    return code == NVML_SUCCESS ? read_utilization(gpu, samples, count) : code;
+    return code == NVML_SUCCESS ? read_utilization(gpu, samples, count, since) : code;
 }

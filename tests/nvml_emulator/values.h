@@ -69,6 +69,7 @@ enum value_kind { GAUGE, COUNTER, STEPS };
     X(GPM_PCIE_RX, "gpm_pcie_receive_mibibytes_per_second", GAUGE)                                                     \
     X(GPM_NVLINK_TX, "gpm_nvlink_transmit_mibibytes_per_second", GAUGE)                                                \
     X(GPM_NVLINK_RX, "gpm_nvlink_receive_mibibytes_per_second", GAUGE)                                                 \
+    X(PROCESS_USE_AGE, "process_utilization_age_seconds", GAUGE) /* of the samples of process utilisation */            \
     X(STATUS, "status_code", GAUGE) /* return code of every call on this GPU: 0, 15 lost, 16 reset required */         \
     X(HANG, "hang", GAUGE)          /* calls on this GPU block while this is not 0 */
 
