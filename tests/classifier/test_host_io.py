@@ -79,7 +79,7 @@ def test_the_same_wait_without_these_bytes_is_a_stall() -> None:
 BACKGROUNDS: dict[str, dict[str, Rate]] = {
     "dataset_streaming_that_stops": {"filesystem_read": lambda t: 900e6 if t <= 400 else 0.0},
     "another_job_streams_on": {"filesystem_read": lambda t: 900e6 if t <= 400 else 300e6},
-    "loaders_fill_their_queues": {"filesystem_read": lambda t: 900e6 if t <= 412 else 0.0},
+    "loaders_fill_their_queues": {"filesystem_read": lambda t: 900e6 if 400 < t <= 412 else 20e6},
     "process_reads_that_fall": {"process_read.100": lambda t: 900e6 if t <= 400 else 200e6},
     "another_job_writes": {"filesystem_written": lambda _: 400e6},
     "a_log_is_flushed": {"filesystem_written": lambda t: 40e6 if 410 < t <= 415 else 0.0},
@@ -124,6 +124,21 @@ def test_the_evidence_says_what_file_systems_took() -> None:
     io = observe_host_io(HostIoConfig(), node.history, [node.key(0)], 401.0, 450.0)
     assert io.seen
     assert io.last_active_s == 450.0
+
+
+def test_what_slow_readings_still_hold_of_the_time_before_is_no_activity() -> None:
+    baselines = PowerBaselines()
+    detector = StalledCollectiveDetector(StalledCollectiveConfig(), baselines)
+    # Pages dirtied and bytes written until 401.5 show in the readings of 405 s.
+    traffic = {
+        "dirty_bytes": lambda t: 1e9 * max(0.0, min(t, 401.5) - 400.0),
+        "filesystem_written": lambda t: 1e9 if 400 < t <= 402 else 0.0,
+    }
+    node = Node((detector,), baselines, stalls, gpus=4, traffic=traffic)
+    assert [now.monotonic_s for now, _ in node.play(430)][-1] == 430
+    assert observe_host_io(HostIoConfig(), node.history, [node.key(0)], 401.0, 430.0).first_active_s is None
+    early = HostIoConfig(slow_settle_seconds=0.0)
+    assert observe_host_io(early, node.history, [node.key(0)], 401.0, 430.0).first_active_s == 405.0
 
 
 def test_readings_that_jitter_around_the_window_count_once() -> None:
