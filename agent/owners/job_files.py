@@ -1,0 +1,178 @@
+"""The folder of job files, read every 5 s: one small JSON file for each job that runs here.
+
+A file ends with its removal or by the time it names. One that cannot be used costs itself alone: it is counted, and
+logged once for each version of it. Files are opened so that a link is not followed and a pipe does not block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import stat
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from agent.clock import Instant
+from agent.owners.job_file import JobFile, JobFileError, parse_job_file
+
+_log = logging.getLogger(__name__)
+
+_SUFFIX: Final = ".json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilesConfig:
+    """Where job files are and how many are read."""
+
+    folder: str = "/run/warpwatch/jobs.d"
+    """Folder of the job files, <id>.json each."""
+    files: int = 256
+    """Files that are read, the newest of them where there are more."""
+    names: int = 10_000
+    """Names looked at in the folder."""
+    file_bytes: int = 65_536
+    """Size of one file."""
+    list_again_seconds: float = 60.0
+    """The folder is listed when it changed, and this often in any case."""
+
+
+class _Version(NamedTuple):
+    """What changes when a file is written anew."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int
+
+
+class _Known(NamedTuple):
+    version: _Version
+    job: JobFile | None  # None where this version cannot be used
+
+
+class JobFiles:
+    """Follows the folder; not to be used by two threads at a time."""
+
+    def __init__(self, config: JobFilesConfig | None = None) -> None:
+        self._config = config or JobFilesConfig()
+        self._folder = Path(self._config.folder)
+        self._known: dict[str, _Known] = {}
+        self._names: tuple[str, ...] = ()
+        self._listed: tuple[int, int] | None = None  # inode and change of the folder when it was listed
+        self._list_at_s = 0.0
+        self._is_full = False
+        self._is_unreadable = False
+        #: Files that could not be used, by reason; each version of a file counts once.
+        self.errors: Counter[str] = Counter()
+
+    def read(self, now: Instant) -> tuple[JobFile, ...]:
+        """Return the jobs of all files that hold now, by the name of the file."""
+        try:
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            self._known.clear()
+            self._names, self._listed = (), None
+            if not isinstance(error, FileNotFoundError):  # without it nobody writes job files here
+                self.errors["folder_unreadable"] += 1
+                if not self._is_unreadable:
+                    _log.warning("the folder of job files %s cannot be read: %s", self._folder, error.strerror)
+            self._is_unreadable = not isinstance(error, FileNotFoundError)
+            return ()
+        self._is_unreadable = False
+        try:
+            self._list(folder, now)
+            found = {name: known for name in self._names if (known := self._load(folder, name)) is not None}
+        finally:
+            os.close(folder)
+        self._known = found
+        jobs = (known.job for known in found.values() if known.job is not None)
+        return tuple(job for job in jobs if job.expires_wall_s is None or now.wall_s < job.expires_wall_s)
+
+    def _list(self, folder: int, now: Instant) -> None:
+        """List the folder where it changed since; a change within the grain of its stamp is met by a second look."""
+        found = os.fstat(folder)
+        state = (found.st_ino, found.st_mtime_ns)
+        is_fresh = abs(now.wall_s - found.st_mtime_ns / 1e9) < 2.0
+        if state == self._listed and now.monotonic_s < self._list_at_s:
+            return
+        names = []
+        with os.scandir(folder) as entries:
+            for count, entry in enumerate(entries):
+                if count >= self._config.names:
+                    break
+                # A name that begins with a dot is a file that is being written.
+                if entry.name.endswith(_SUFFIX) and not entry.name.startswith("."):
+                    names.append(entry.name)
+        self._listed = state
+        self._list_at_s = now.monotonic_s + (0.0 if is_fresh else self._config.list_again_seconds)
+        is_full = len(names) > self._config.files
+        if is_full:
+            names = heapq.nlargest(self._config.files, names, key=lambda name: (_modified_ns(folder, name), name))
+        if is_full and not self._is_full:
+            self.errors["too_many_files"] += 1
+            _log.warning("%s holds more than %d files; the newest are read", self._folder, self._config.files)
+        self._is_full = is_full
+        self._names = tuple(sorted(names))
+
+    def _load(self, folder: int, name: str) -> _Known | None:
+        """Return the file, read again where it changed; None where it is gone."""
+        try:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except OSError:
+            return None
+        version = _version(status)
+        known = self._known.get(name)
+        if known is not None and known.version == version:
+            return known
+        job = None
+        try:
+            _check_regular(status)  # before it is opened: to open a device may act on it
+            job, version = self._parse(folder, name)
+        except FileNotFoundError:
+            return None
+        except JobFileError as error:
+            self._complain(error.reason, name, f"is left out: {error}")
+        except OSError as error:
+            self._complain("unreadable", name, f"cannot be read: {error.strerror}")
+        if job is not None and job.unknown_keys:
+            shown = ", ".join(repr(key[:40]) for key in job.unknown_keys[:5])
+            self._complain("unknown_key", name, f"holds keys that mean nothing here: {shown}")
+        return _Known(version, job)
+
+    def _parse(self, folder: int, name: str) -> tuple[JobFile, _Version]:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        file = os.open(name, flags, dir_fd=folder)
+        try:
+            found = os.fstat(file)
+            _check_regular(found)
+            data = b""
+            if found.st_size <= self._config.file_bytes:
+                data = os.read(file, self._config.file_bytes + 1)
+            if max(found.st_size, len(data)) > self._config.file_bytes:
+                raise JobFileError("too_large", f"it is larger than {self._config.file_bytes} bytes")
+            return parse_job_file(data), _version(found)
+        finally:
+            os.close(file)
+
+    def _complain(self, reason: str, name: str, what: str) -> None:
+        self.errors[reason] += 1
+        _log.warning("job file %r %s", name[:80], what)
+
+
+def _check_regular(found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise JobFileError("not_a_file", "it is a link, a pipe or a device and no regular file")
+
+
+def _version(found: os.stat_result) -> _Version:
+    return _Version(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _modified_ns(folder: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_mtime_ns
+    except OSError:
+        return 0
