@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> None:
             if options.hang:
                 threading.Event().wait()
             if options.code is not None:
-                context.abort(grpc.StatusCode[options.code], "as the test wants it")
+                context.abort(grpc.StatusCode[options.code], "as the test wants it" + " and so on" * 500)
             return json_format.ParseDict(json.loads(options.answers.read_text(encoding="utf-8"))[key], message)
 
     class Raw(grpc.GenericRpcHandler):  # type: ignore[misc]

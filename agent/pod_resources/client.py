@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 KUBELET_SOCKET: Final = Path("/var/lib/kubelet/pod-resources/kubelet.sock")
 #: What can be given away changes with the hardware and its MIG layout only: asked for with every n-th list.
 _ALLOCATABLE_EVERY: Final = 6
+#: The kernel's limit for the path of a Unix socket.
+_PATH_BYTES_MAX: Final = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +154,9 @@ class PodResources:
 
     def _check_socket(self) -> None:
         """Raise _UnseenError where nobody can be asked, before anything is loaded for it."""
+        if len(os.fsencode(self._where)) > _PATH_BYTES_MAX:
+            message = f"{self._where} is longer than the path of a socket can be; correct socket in [pod_resources]"
+            raise _UnseenError("unusable", logging.WARNING, message)
         try:
             mode = self._where.stat().st_mode
             is_allowed = os.access(self._where, os.W_OK)  # what connecting asks for

@@ -152,7 +152,7 @@ def test_claims_count_where_a_uuid_is_in_a_name(kubelet, ask):
     kubelet.answer(
         [
             claimed("by-cdi", cdi_devices=[{"name": f"nvidia.com/gpu={CARD_0}"}]),
-            claimed("by-device", driver_name="gpu.nvidia.com", pool_name="node", device_name=CARD_1.lower()),
+            claimed("by-device", driver_name="x", pool_name="node", device_name=CARD_1.lower()),
             claimed("by-pool", driver_name="x", pool_name=f"node/{SLICE_0}", device_name="0"),
             claimed(
                 "number", driver_name="example.org", cdi_devices=[{"name": "nvidia.com/gpu=0"}], device_name="gpu-0"
@@ -314,6 +314,7 @@ def test_a_refusal_is_said_with_its_code(tmp_path, ask, caplog, code, reason, sa
     assert client.pods() is None
     assert client.unseen == reason
     assert caplog.text.count(says) == 1
+    assert len(caplog.text) < 600  # the server's own words are long
 
 
 def test_bytes_that_are_no_answer_are_refused_and_bad_text_is_escaped(tmp_path, ask, caplog):
@@ -352,19 +353,23 @@ def test_what_is_no_socket_is_said(tmp_path, ask, caplog):
     client.refresh()
     assert client.unseen == "unusable"
     assert f"{tmp_path} is not a socket; correct socket in [pod_resources]" in caplog.text
-    client = ask(tmp_path / ("x" * 300))
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    client = ask(loop)
     client.refresh()
     assert client.unseen == "unusable"
+    assert "cannot be looked at: Too many levels of symbolic links" in caplog.text
 
 
-def test_a_path_too_long_for_a_socket_is_said(kubelet, tmp_path, ask):
+def test_a_path_too_long_for_a_socket_is_said(kubelet, tmp_path, ask, caplog):
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     (folder / "kubelet.sock").symlink_to(kubelet.socket)
     client = ask(folder / "kubelet.sock")
     assert client.refresh()
     assert client.pods() is None
-    assert client.unseen is not None
+    assert client.unseen == "unusable"
+    assert "longer than the path of a socket can be" in caplog.text
 
 
 # Programs of their own: another user, no grpcio, what gRPC does to the process.
@@ -436,6 +441,20 @@ def test_nothing_is_loaded_where_there_is_no_socket(tmp_path):
     assert result == "False"
 
 
+def test_what_grpc_takes_of_the_memory_stays_known(kubelet):
+    """The agent has 80 MB. Measured on x86-64 with grpcio 1.85: 14 MB, 11 of them pages of its library's file."""
+    program = """
+def resident_kb():
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+before = resident_kb()
+for _ in range(20):
+    client.refresh()
+print(resident_kb() - before)
+"""
+    assert int(run(kubelet.socket, program).stdout.splitlines()[-1]) < 24_000
+
+
 def test_grpc_neither_forks_nor_writes_to_standard_error(kubelet):
     program = """
 import subprocess
@@ -503,7 +522,7 @@ def test_no_bytes_raise_anything_but_that_they_are_no_message(messages, noise, p
     ("data", "says"),
     [
         (b"\x0a", "number that does not end"),
-        (b"\x08" + b"\xff" * 11, "number that does not end"),
+        (b"\x08" + b"\xff" * 10 + b"\x01", "number that does not end"),  # 64 bits are ten bytes at most
         (b"\x0a\x05abcd", "ends within a field"),
         (b"\x09abc", "ends within a field"),
         (b"\x02\x00", "without a number"),
