@@ -6,6 +6,8 @@ devices, whatever else names devices in /sys/block/<name>/slaves, optical and fl
 an NVMe multipath device (nvme0c0n1), whose bytes the device itself (nvme0n1) counts from Linux 6.4 on.
 
 Where /sys/block cannot be seen, names decide alone: `sda1` beside `sda`, `nvme0n1p1` beside `nvme0n1` are partitions.
+
+NVMe devices say how they are reached: a namespace over fabrics moves its bytes through the network as well.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ from agent.samplers.kernel_file import counter, is_name, printable
 SECTOR_BYTES: Final = 512
 #: Devices over other devices, over files or over memory, and removable ones.
 _LEFT_OUT: Final = re.compile(r"(?:loop|ram|zram|dm-|md|bcache|drbd|zd|sr|fd)[\d_].*|nvme\d+c\d+n\d+")
+#: The kernel's words are short; what is longer or odd is none.
+_TRANSPORT: Final = re.compile(r"[a-z0-9_-]{1,16}")
 
 
 class DiskCounters(NamedTuple):
@@ -32,14 +36,17 @@ class DiskCounters(NamedTuple):
     name: str
     sectors_read: int
     sectors_written: int
+    reads: int | None = None  # completed requests
+    writes: int | None = None
+    busy_milliseconds: int | None = None  # with at least one request in flight
 
 
 def parse_diskstats(text: str) -> tuple[tuple[DiskCounters, ...], int]:
     """Parse /proc/diskstats and return all its devices, partitions too, and the count of lines that make no sense.
 
     A line is `major minor name` and 11 counters, 15 since Linux 4.18 (discards), 17 since 5.5 (flushes); more may come.
-    The third counter is sectors read, the seventh sectors written. A line cut short gives nothing, since its last
-    number may be cut.
+    The first and fifth counters are requests read and written, the third and seventh their sectors, the tenth the
+    milliseconds with a request in flight. A line cut short gives nothing, since its last number may be cut.
     """
     found = []
     malformed = 0
@@ -55,7 +62,8 @@ def parse_diskstats(text: str) -> tuple[tuple[DiskCounters, ...], int]:
         if read is None or written is None:
             malformed += 1
             continue
-        found.append(DiskCounters(fields[2], read, written))
+        reads, writes, busy = counter(fields[3]), counter(fields[7]), counter(fields[12])
+        found.append(DiskCounters(fields[2], read, written, reads, writes, busy))
     return tuple(found), malformed
 
 
@@ -88,6 +96,22 @@ def _is_partition(name: str, names: frozenset[str]) -> bool:
     return stem in names or (stem.endswith("p") and stem[:-1] in names and stem[-2:-1].isdigit())
 
 
+def nvme_transport(name: str, sys_root: Path) -> str | None:
+    """Return how an NVMe device is reached: pcie, tcp, rdma, fc, loop; None for another device, or where unknown.
+
+    /sys/block/<name>/device is its controller, or, with multipath, its subsystem, which holds a link for each
+    controller; controllers that differ give None.
+    """
+    if not name.startswith("nvme"):
+        return None
+    device = sys_root / "block" / name / "device"
+    transport = _read(device / "transport")
+    if transport is None:
+        found = {_read(path) for path in device.glob("nvme*/transport")}
+        transport = found.pop() if len(found) == 1 else None
+    return transport if transport is not None and _TRANSPORT.fullmatch(transport) else None
+
+
 def _read(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
@@ -102,7 +126,9 @@ class DiskstatsSampler:
     period_s = 1.0
 
     def __init__(self, proc_root: Path = Path("/proc"), sys_root: Path = Path("/sys")) -> None:
-        self._table = DeviceTable(proc_root / "diskstats", parse_diskstats, lambda names: choose_disks(names, sys_root))
+        self._sys_root = sys_root
+        self._transports: dict[str, str | None] = {}
+        self._table = DeviceTable(proc_root / "diskstats", parse_diskstats, self._choose)
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -122,6 +148,11 @@ class DiskstatsSampler:
                 device=printable(disk.name),
                 read_bytes_total=disk.sectors_read * SECTOR_BYTES,
                 written_bytes_total=disk.sectors_written * SECTOR_BYTES,
+                reads_total=disk.reads,
+                writes_total=disk.writes,
+                # 32 bits of milliseconds: back to zero after 50 days of work.
+                busy_seconds_total=None if disk.busy_milliseconds is None else disk.busy_milliseconds / 1000,
+                transport=self._transports.get(disk.name),
             )
             for disk in self._table.read(now)
         )
@@ -129,3 +160,8 @@ class DiskstatsSampler:
     def close(self) -> None:
         """Close the file."""
         self._table.close()
+
+    def _choose(self, names: tuple[str, ...]) -> frozenset[str]:
+        chosen = choose_disks(names, self._sys_root)
+        self._transports = {name: nvme_transport(name, self._sys_root) for name in chosen}
+        return chosen

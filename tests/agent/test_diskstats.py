@@ -5,7 +5,7 @@ import pytest
 from agent.clock import Instant
 from agent.records import DiskSample
 from agent.samplers import SourceUnavailableError
-from agent.samplers.diskstats import DiskCounters, DiskstatsSampler, choose_disks, parse_diskstats
+from agent.samplers.diskstats import DiskCounters, DiskstatsSampler, choose_disks, nvme_transport, parse_diskstats
 from tests.machines import unpack_machine
 
 NOW = Instant(100.0, 1_700_000_000.0)
@@ -33,6 +33,9 @@ def test_node_counts_each_byte_once(machine):
         device="nvme0n1",
         read_bytes_total=512_000_000,
         written_bytes_total=1_536_000_000,
+        reads_total=100,
+        writes_total=200,
+        busy_seconds_total=0.05,  # 50 ms
     )
     # 10 and 20 sectors: 5120 and 10240 bytes.
     assert (found["nbd1"].read_bytes_total, found["nbd1"].written_bytes_total) == (5120, 10240)
@@ -61,7 +64,7 @@ def test_old_kernel_has_14_columns(machine):
 def test_columns_of_all_kernels(columns):
     """Columns 6 and 10 hold the sectors in every format; what follows the known ones is left alone."""
     line = " ".join(["8 0 sda", *(str(number) for number in range(4, columns + 1))])
-    assert parse_diskstats(line) == ((DiskCounters("sda", 6, 10),), 0)
+    assert parse_diskstats(line) == ((DiskCounters("sda", 6, 10, 4, 8, 13),), 0)
 
 
 def test_damaged_lines_cost_themselves_only(machine):
@@ -101,6 +104,49 @@ def test_disk_connected_later_is_seen_within_a_minute(machine, tmp_path):
     (root / "sys" / "block" / "nbd0" / "size").write_text("2048\n")
     assert "nbd0" not in {record.device for record in sampler.sample(NOW.later(59.0))}
     assert "nbd0" in {record.device for record in sampler.sample(NOW.later(60.0))}
+    sampler.close()
+
+
+def test_dgx_counts_ten_nvme_devices(machine):
+    """No md0, partition or loop beside them; 3 600 001 ms of work on the second."""
+    sampler = sampler_of(machine("dgx_slurm"))
+    found = {record.device: record for record in sampler.sample(NOW)}
+    sampler.close()
+    assert set(found) == {f"nvme{index}n1" for index in range(10)}
+    second = found["nvme1n1"]
+    assert (second.reads_total, second.writes_total) == (1_000_001, 200_001)
+    assert second.busy_seconds_total == pytest.approx(3600.001)
+    # 8 000 001 000 and 1 600 001 000 sectors.
+    assert (second.read_bytes_total, second.written_bytes_total) == (4_096_000_512_000, 819_200_512_000)
+    assert {record.transport for record in found.values()} == {"pcie"}
+
+
+def test_nvme_over_fabrics_is_named_by_its_paths(machine):
+    """nvme1n1 is a multipath device whose two controllers use RDMA; sda is no NVMe device and has no transport."""
+    sampler = sampler_of(machine("roce_kubernetes"))
+    found = {record.device: record.transport for record in sampler.sample(NOW)}
+    sampler.close()
+    assert found == {"nvme0n1": "pcie", "nvme1n1": "rdma", "sda": None}
+
+
+@pytest.mark.parametrize(
+    ("transports", "expected"),
+    [(["tcp", "tcp"], "tcp"), (["tcp", "rdma"], None), ([], None), (["x" * 50], None), (['t"\n'], None)],
+)
+def test_paths_that_differ_have_no_common_transport(transports, expected, tmp_path):
+    for index, transport in enumerate(transports):
+        controller = tmp_path / "block" / "nvme0n1" / "device" / f"nvme{index}"
+        controller.mkdir(parents=True)
+        (controller / "transport").write_text(f"{transport}\n")
+    assert nvme_transport("nvme0n1", tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "disks"), [("cloud_efa_fuse", {"nvme0n1", "nvme1n1"}), ("desktop", {"sda", "nvme0n1"})]
+)
+def test_disks_of_smaller_machines(machine, name, disks):
+    sampler = sampler_of(machine(name))
+    assert {record.device for record in sampler.sample(NOW)} == disks
     sampler.close()
 
 

@@ -1,0 +1,106 @@
+"""Bytes of Lustre from the client's llite statistics: what programs read and wrote, from its cache too.
+
+One directory for each mount, named <file system>-<hex digits>, in /proc/fs/lustre/llite up to Lustre 2.11 and in
+/sys/kernel/debug/lustre/llite since, which only root or CAP_DAC_READ_SEARCH can enter. Its `stats` holds lines such as
+`read_bytes 17 samples [bytes] 4096 1048576 8912896`: the count, the smallest, the largest, the sum, maybe the sum of
+squares. A counter that never counted has no line. Mounts of one file system are summed: nothing says which is which.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from agent.samplers.kernel_file import counter
+from agent.samplers.mounts import read_file
+
+#: Mounts whose statistics are read.
+MAX_INSTANCES: Final = 64
+_MAX_STATS_BYTES: Final = 1 << 16
+_INSTANCE: Final = re.compile(r"(.+)-[0-9a-f]{8,16}")
+_LINE: Final = re.compile(r"^(read|write)_bytes\s+\d+ samples \[bytes\] \d+ \d+ (\d+)(?: \d+)?\s*$", re.MULTILINE)
+
+
+def fsname(source: str) -> str | None:
+    """Return the file system that the source of a mount names: `10.0.0.1@o2ib:/scratch/project` is scratch."""
+    _, found, path = source.rpartition(":/")
+    return path.split("/")[0] or None if found else None
+
+
+def parse_llite_stats(text: str) -> tuple[int, int] | None:
+    """Return the bytes read and written, or None where this is no such file."""
+    if "snapshot_time" not in text:
+        return None
+    sums = {"read": 0, "write": 0}
+    for line in text.split("\n"):
+        if not line.startswith(("read_bytes", "write_bytes")):
+            continue
+        match = _LINE.match(line)
+        total = counter(match[2]) if match else None
+        if match is None or total is None:
+            return None
+        sums[match[1]] = total
+    return sums["read"], sums["write"]
+
+
+class LustreReader:
+    """Reads the statistics of all Lustre mounts of this host."""
+
+    def __init__(self, proc_root: Path, sys_root: Path, errors: Counter[str]) -> None:
+        self._folders = proc_root / "fs" / "lustre" / "llite", sys_root / "kernel" / "debug" / "lustre" / "llite"
+        self._errors = errors
+        self._is_denied = False
+
+    def read(self) -> dict[str, tuple[int, int]]:
+        """Return the bytes read and written by file system; one of whose mounts cannot be read is left out."""
+        sums: dict[str, tuple[int, int]] = {}
+        failed: set[str] = set()
+        for name, path in self._instances().items():
+            match = _INSTANCE.fullmatch(name)
+            if match is None:
+                continue
+            total = self._read(path)
+            if total is None:
+                failed.add(match[1])
+                continue
+            read, written = sums.get(match[1], (0, 0))
+            sums[match[1]] = read + total[0], written + total[1]
+        return {name: total for name, total in sums.items() if name not in failed}
+
+    def _instances(self) -> dict[str, Path]:
+        found: dict[str, Path] = {}
+        denied = False
+        for folder in self._folders:
+            try:
+                names = sorted(os.listdir(folder))[:MAX_INSTANCES]  # noqa: PTH208 - names are all that is wanted
+            except PermissionError:
+                denied = True
+                continue
+            except OSError:
+                continue
+            for name in names:
+                found.setdefault(name, folder / name / "stats")
+        self._deny(denied=denied and not found)
+        return found
+
+    def _read(self, path: Path) -> tuple[int, int] | None:
+        try:
+            data, _ = read_file(path, _MAX_STATS_BYTES)
+        except PermissionError:
+            self._deny(denied=True)
+            return None
+        except OSError:
+            return None
+        total = parse_llite_stats(data.decode("utf-8", "replace"))
+        if total is None:
+            self._errors["malformed"] += 1
+        return total
+
+    def _deny(self, *, denied: bool) -> None:
+        """Count a refusal when it begins: it lasts, and says the same every time."""
+        if denied and not self._is_denied:
+            self._errors["no_permission"] += 1
+        self._is_denied = denied
