@@ -87,7 +87,7 @@ def _parse_line(line: str) -> InterfaceCounters | None:
 
 
 def choose_interfaces(names: Iterable[str], sys_root: Path) -> tuple[frozenset[str], int]:
-    """Return those of `names` whose bytes count, by the rule in this module's docstring, and how many it did not try."""
+    """Return those of `names` whose bytes count, by the rule at the top, and how many were not tried."""
     folder = sys_root / "class" / "net"
     net = str(folder)
     candidates = [name for name in names if name != "lo"]
@@ -98,6 +98,7 @@ def choose_interfaces(names: Iterable[str], sys_root: Path) -> tuple[frozenset[s
         chosen = {
             name for name in unlike[:MAX_CANDIDATES] if not _is_loopback(net, name) and not _repeats(folder / name)
         }
+        untried = len(unlike[MAX_CANDIDATES:])
     # Lower links are looked up among what is chosen: a bond whose ports are in another namespace has to count itself.
     counted = frozenset(
         name for name in chosen if not _lies_over(net, name, chosen) and not _is_behind_function(net, name, chosen)
