@@ -71,7 +71,8 @@ class GpuSample(Record):
     power_watts: float | None = None  # nvmlDeviceGetPowerUsage: 1 s average on most boards
     sm_clock_hertz: float | None = None  # nvmlDeviceGetClockInfo(SM)
     memory_clock_hertz: float | None = None  # nvmlDeviceGetClockInfo(MEM)
-    clock_event_reasons: tuple[str, ...] | None = None  # active now; words of CLOCK_EVENT_REASONS
+    #: Words of CLOCK_EVENT_REASONS that were active since the sample before, as often as the driver is asked.
+    clock_event_reasons: tuple[str, ...] | None = None
     nvlink_receive_bytes_total: int | None = None  # field 139, all links; counts from driver load
     nvlink_transmit_bytes_total: int | None = None  # field 138, all links
     sm_active_ratio: float | None = None  # GPM 2
@@ -131,7 +132,7 @@ class GpuLimits(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFastPower(Record):
-    """Power of one GPU at high rate since the record before: several readings in one record, oldest first.
+    """Power and utilisation of one GPU at high rate since the record before: several readings, oldest first.
 
     From field 186 (instant power) at about 10 Hz, or from the driver's ring (nvmlDeviceGetSamples, total power). The
     record's time is that of the newest reading; `ages_s` says how much older each reading is than that.
@@ -140,6 +141,8 @@ class GpuFastPower(Record):
     key: GpuKey
     power_watts: tuple[float, ...]
     ages_s: tuple[float, ...]
+    #: nvmlDeviceGetUtilizationRates.gpu beside each reading of power, 0..1; None where one of them could not be read.
+    utilization_ratio: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

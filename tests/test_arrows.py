@@ -55,7 +55,11 @@ ALLOWED = {
 }
 #: Third-party modules by the files or folders that alone may import them.
 CONFINED = {
-    "pynvml": ("agent/samplers/nvml_binding.py", "agent/samplers/nvml_gpm_binding.py"),
+    "pynvml": (
+        "agent/samplers/nvml_binding.py",
+        "agent/samplers/nvml_fast_binding.py",
+        "agent/samplers/nvml_gpm_binding.py",
+    ),
     "prometheus_client": ("exporters/",),
     "sklearn": ("classifier/training",),
     "time": ("agent/clock.py",),

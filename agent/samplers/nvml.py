@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from agent.clock import Instant, stopwatch
-from agent.records import GpuFastPower, GpuKey, GpuState, Record
+from agent.records import GpuFastPower, GpuKey, GpuSample, GpuState, Record
 from agent.samplers import SourceUnavailableError
 from agent.samplers import nvml_binding as nvml
 from agent.samplers.nvml_config import NvmlConfig
-from agent.samplers.nvml_device import Reading
+from agent.samplers.nvml_device import Reading, with_reasons
 from agent.samplers.nvml_fast import FastPower
 from agent.samplers.nvml_known import Due, KnownGpu, find_key
 from agent.samplers.nvml_library import DriverThread
@@ -321,9 +321,9 @@ class NvmlSampler:
             self._errors["hung"] += 1
         self._fast.watch(
             {
-                slot.device.uuid: slot.device.handle
+                slot.device.uuid: slot.device.fast
                 for slot in self._slots
-                if slot.gpu is not None and slot.device is not None and slot.device.is_fast and not slot.is_late
+                if slot.gpu is not None and slot.device is not None and slot.device.fast and not slot.is_late
             }
         )
 
@@ -343,7 +343,14 @@ class NvmlSampler:
             # Of a lost GPU too: an alert has to name it.
             records.append(gpu.info_record(now, None if self._driver.current is None else self._driver.current.version))
         if reading is not None:
-            records.extend(reading.records)
+            # Clock events shorter than a tick show in the fast channel alone.
+            bits = self._fast.take_reasons(gpu.key.uuid or "")
+            records.extend(
+                with_reasons(record, bits)
+                if bits and isinstance(record, GpuSample) and record.key == gpu.key
+                else record
+                for record in reading.records
+            )
             records.extend(self._fast_records(gpu, now, began_s))
         else:
             records.append(GpuState(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=gpu.key, state=state))
@@ -357,16 +364,18 @@ class NvmlSampler:
         if not gpu.fast.take(now, self._config.fast_period_s, self._slots.tolerance_s):
             return ()
         most = slot.device.most_watts
-        readings = [(seconds, watts) for seconds, watts in self._fast.take(slot.device.uuid) if watts < most]
+        readings = [reading for reading in self._fast.take(slot.device.uuid) if reading.watts < most]
         if not readings:
             return ()
-        newest_s = readings[-1][0]
+        newest_s = readings[-1].at_s
+        busy = tuple(reading.utilization_ratio for reading in readings if reading.utilization_ratio is not None)
         return (
             GpuFastPower(
                 monotonic_s=now.monotonic_s + newest_s - began_s,
                 wall_s=now.wall_s + newest_s - began_s,
                 key=gpu.key,
-                power_watts=tuple(watts for _, watts in readings),
-                ages_s=tuple(round(newest_s - seconds, 6) for seconds, _ in readings),
+                power_watts=tuple(reading.watts for reading in readings),
+                ages_s=tuple(round(newest_s - reading.at_s, 6) for reading in readings),
+                utilization_ratio=busy if len(busy) == len(readings) else None,
             ),
         )

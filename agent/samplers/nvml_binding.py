@@ -284,34 +284,16 @@ class ProcessSamples:
 
 def field_values(handle: DeviceHandle, fields: Sequence[FieldId]) -> list[FieldReading]:
     """Return fields, each an (id, scope), by one driver call, which costs as much as its slowest member."""
-    return [_field_reading(entry) for entry in call("nvmlDeviceGetFieldValues", handle, fields)]
+    return [field_reading(entry) for entry in call("nvmlDeviceGetFieldValues", handle, fields)]
 
 
-def _field_reading(entry: Any) -> FieldReading:  # noqa: ANN401 - nvidia-ml-py is untyped
+def field_reading(entry: Any) -> FieldReading:  # noqa: ANN401 - nvidia-ml-py is untyped
+    """Return one entry of the answer, typed."""
     code = int(entry.nvmlReturn)
     member, bits = _UNION_MEMBERS.get(int(entry.valueType), (None, 0))
     if code == 0 and member is None:
         code = UNKNOWN
     return FieldReading(code, getattr(entry.value, member) if code == 0 and member else None, bits)
-
-
-class OneField:
-    """Reads one field again and again into the same memory: half of what `field_values` costs. For one thread."""
-
-    def __init__(self, field: FieldId) -> None:
-        self._values = (pynvml.c_nvmlFieldValue_t * 1)()
-        self._values[0].fieldId, self._values[0].scopeId = field
-        self._function: Any = None
-
-    def read(self, handle: DeviceHandle) -> FieldReading:
-        """Return the field's value on this GPU."""
-        if self._function is None:
-            # What each function of nvidia-ml-py does first; it has no public name.
-            self._function = call("_nvmlGetFunctionPointer", "nvmlDeviceGetFieldValues")
-        code = int(self._function(handle, ctypes.c_int32(1), self._values))
-        if code != 0:
-            raise NvmlError(code)
-        return _field_reading(self._values[0])
 
 
 def ecc_errors(handle: DeviceHandle, *, uncorrected: bool, aggregate: bool) -> int:

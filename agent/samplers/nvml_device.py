@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from agent.clock import Instant, stopwatch
@@ -18,7 +18,7 @@ from agent.records import GpuKey, GpuLimits, GpuSample, GpuSlowSample, GpuState,
 from agent.samplers import nvml_binding as nvml
 from agent.samplers import nvml_fields as ids
 from agent.samplers.nvml_calls import MAX_COUNTER, NOT_OFFERED, Calls, TickOverError, value_of
-from agent.samplers.nvml_fast import is_cheap
+from agent.samplers.nvml_fast import find_cheap
 from agent.samplers.nvml_gpm import Gpm, Load
 from agent.samplers.nvml_guards import Guards
 from agent.samplers.nvml_health import MAX_MEGAHERTZ, MAX_MILLIWATTS, event_seconds, read_health, read_limits
@@ -30,9 +30,10 @@ from agent.samplers.nvml_readings import read_memory, read_processes
 
 T = TypeVar("T")
 
+_IDLE: Final = "gpu_idle"
 #: Bits of nvmlDeviceGetCurrentClocksEventReasons. 0x2 (application clocks) and 0x100 (display) are no words of ours.
 EVENT_REASON_BITS: Final = (
-    (0x01, "gpu_idle"),
+    (0x01, _IDLE),
     (0x04, "sw_power_cap"),
     (0x08, "hw_slowdown"),
     (0x10, "sync_boost"),
@@ -120,14 +121,9 @@ class NvmlDevice:
             pci_bus_id = self._calls.read("PCI address", nvml.device_pci_bus_id)
         except TickOverError:
             raise AttachError(nvml.GPU_IS_LOST, _identity(handle, uuid)) from None
-        self.is_fast = fast_most_s > 0 and is_cheap(handle, fast_most_s)
+        self.fast = find_cheap(handle, fast_most_s) if fast_most_s > 0 else None
         device = None if minor is None else f"nvidia{minor}"
         self.identity = Identity(uuid=uuid, model_name=name, pci_bus_id=pci_bus_id, device=device)
-
-    @property
-    def handle(self) -> nvml.DeviceHandle:
-        """The handle, for the fast channel."""
-        return self._calls.handle
 
     @property
     def most_watts(self) -> float:
@@ -288,6 +284,15 @@ class NvmlDevice:
             self._calls.reject()
             return None
         return tuple(word for bit, word in EVENT_REASON_BITS if bits & bit)
+
+
+def with_reasons(sample: GpuSample, bits: int) -> GpuSample:
+    """Return the sample with clock events that were seen since the tick before; idle it is only where it is so now."""
+    if sample.clock_event_reasons is None:
+        return sample
+    now = frozenset(sample.clock_event_reasons)
+    reasons = tuple(word for bit, word in EVENT_REASON_BITS if word in now or (bits & bit and word != _IDLE))
+    return sample if len(reasons) == len(now) else replace(sample, clock_event_reasons=reasons)
 
 
 def _find(index: int) -> tuple[nvml.DeviceHandle, str]:

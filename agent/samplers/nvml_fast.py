@@ -1,19 +1,21 @@
-"""Instant power of all GPUs some ten times a second: one thread with monotonic deadlines, field 186.
+"""Instant power, utilisation and clock events of all GPUs ten times a second: one thread with monotonic deadlines.
 
 A call that hangs is left behind with its thread, one for each GPU at most, and the others go on in a new thread. The
-readings wait here until the core tick takes them.
+readings wait here until the core tick takes them. Clock events are kept as the union since they were taken, so that the
+core tick misses none that is shorter than its period.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from agent.clock import stopwatch
 from agent.samplers import nvml_binding as nvml
 from agent.samplers.nvml_calls import NOT_OFFERED
+from agent.samplers.nvml_fast_binding import FastCalls
 from agent.samplers.nvml_fields import POWER_INSTANT
 from agent.samplers.nvml_health import MAX_MILLIWATTS
 
@@ -22,20 +24,45 @@ _MOST_READINGS: Final = 1000
 _GIVE_UP: Final = NOT_OFFERED | {nvml.NO_PERMISSION, nvml.GPU_IS_LOST, nvml.UNINITIALIZED, nvml.INVALID_ARGUMENT}
 
 
-def is_cheap(handle: nvml.DeviceHandle, most_s: float) -> bool:
-    """Return whether the driver offers the field and the quickest of three readings takes no longer than `most_s`."""
-    field = nvml.OneField(POWER_INSTANT)
-    durations = []
-    for _ in range(3):
-        begin = stopwatch()
-        try:
-            reading = field.read(handle)
-        except nvml.NvmlError:
-            return False
-        if reading.code != 0:
-            return False
-        durations.append(stopwatch() - begin)
-    return min(durations) <= most_s
+class FastTarget(NamedTuple):
+    """A GPU of the fast channel, and what is read of it beside its power."""
+
+    handle: nvml.DeviceHandle
+    utilization: bool
+    reasons: bool
+
+
+class FastReading(NamedTuple):
+    """One reading of one GPU."""
+
+    at_s: float  # stopwatch
+    watts: float
+    utilization_ratio: float | None
+
+
+def find_cheap(handle: nvml.DeviceHandle, most_s: float) -> FastTarget | None:
+    """Return what can be read in at most `most_s`, the quickest of three; None where power is not offered or dearer."""
+    calls = FastCalls(POWER_INSTANT)
+
+    def is_cheap(read: Callable[[nvml.DeviceHandle], object]) -> bool:
+        durations = []
+        for _ in range(3):
+            begin = stopwatch()
+            try:
+                read(handle)
+            except nvml.NvmlError:
+                return False
+            durations.append(stopwatch() - begin)
+        return min(durations) <= most_s
+
+    def power(handle: nvml.DeviceHandle) -> None:
+        code = calls.power(handle).code
+        if code != 0:
+            raise nvml.NvmlError(code)
+
+    if not is_cheap(power):
+        return None
+    return FastTarget(handle, is_cheap(calls.utilization), is_cheap(calls.event_reasons))
 
 
 class FastPower:
@@ -48,8 +75,9 @@ class FastPower:
         self._is_out = threading.Event()  # the running thread is in no call
         self._is_out.set()
         # Under the lock.
-        self._targets: dict[str, nvml.DeviceHandle] = {}
-        self._readings: dict[str, deque[tuple[float, float]]] = {}
+        self._targets: dict[str, FastTarget] = {}
+        self._readings: dict[str, deque[FastReading]] = {}
+        self._reasons: dict[str, int] = {}
         self._parked: dict[str, threading.Thread] = {}
         self._given_up: dict[str, nvml.DeviceHandle] = {}  # does not offer it under this handle
         self._run_number = 0
@@ -69,16 +97,16 @@ class FastPower:
         """UUIDs of the GPUs whose call hangs."""
         return tuple(self._parked) if self.parked_threads else ()
 
-    def watch(self, targets: Mapping[str, nvml.DeviceHandle]) -> None:
+    def watch(self, targets: Mapping[str, FastTarget]) -> None:
         """Read these GPUs, by UUID; one whose call hangs is left out until that returns."""
         if self._period_s <= 0:
             return
         parked = self.parked_threads
         with self._lock:
             wanted = {
-                uuid: handle
-                for uuid, handle in targets.items()
-                if (not parked or uuid not in self._parked) and self._given_up.get(uuid) is not handle
+                uuid: target
+                for uuid, target in targets.items()
+                if (not parked or uuid not in self._parked) and self._given_up.get(uuid) is not target.handle
             }
             if wanted == self._targets:
                 return
@@ -100,8 +128,13 @@ class FastPower:
             self._begin()
             return uuid
 
-    def take(self, uuid: str) -> list[tuple[float, float]]:
-        """Return the readings of a GPU since this was last asked: stopwatch seconds and watts, oldest first."""
+    def take_reasons(self, uuid: str) -> int:
+        """Return the bits of all clock events of a GPU since this was last asked."""
+        with self._lock:
+            return self._reasons.pop(uuid, 0)
+
+    def take(self, uuid: str) -> list[FastReading]:
+        """Return the readings of a GPU since this was last asked, oldest first."""
         with self._lock:
             readings = self._readings.get(uuid)
             taken = list(readings or ())
@@ -142,7 +175,7 @@ class FastPower:
 
     def _run(self, number: int) -> None:
         due_s = stopwatch()
-        field = nvml.OneField(POWER_INSTANT)
+        calls = FastCalls(POWER_INSTANT)
         while self._run_number == number:
             self._wake.clear()
             targets = self._enter(number)
@@ -151,12 +184,11 @@ class FastPower:
                 self._wake.wait()
                 due_s = stopwatch()
                 continue
-            readings, over = self._read_all(number, targets, field)
-            self._leave(number, readings, over)
+            self._leave(number, *self._read_all(number, targets, calls))
             due_s = max(due_s + self._period_s, stopwatch())  # what was missed is not made up for
             self._wake.wait(max(0.0, due_s - stopwatch()))
 
-    def _enter(self, number: int) -> Mapping[str, nvml.DeviceHandle]:
+    def _enter(self, number: int) -> Mapping[str, FastTarget]:
         """Return the GPUs to read now; from then on the library is in use where there are any."""
         with self._lock:
             if self._is_released or number != self._run_number:
@@ -166,36 +198,66 @@ class FastPower:
             return dict(self._targets)
 
     def _read_all(
-        self, number: int, targets: Mapping[str, nvml.DeviceHandle], field: nvml.OneField
-    ) -> tuple[list[tuple[str, float, float]], list[str]]:
-        """Return UUID, stopwatch and watts of each reading, and the GPUs that are not to be asked again."""
-        readings, over = [], []
-        for uuid, handle in targets.items():
+        self, number: int, targets: Mapping[str, FastTarget], calls: FastCalls
+    ) -> tuple[dict[str, FastReading], dict[str, int], list[str]]:
+        """Return readings and clock events by UUID, and the GPUs that are not to be asked again."""
+        readings: dict[str, FastReading] = {}
+        reasons: dict[str, int] = {}
+        over = []
+        for uuid, target in targets.items():
             if number != self._run_number or self._is_released:
                 break
             self._call = (uuid, stopwatch())
             try:
-                reading = field.read(handle)
+                reading = calls.power(target.handle)
                 code, value = reading.code, reading.value
             except nvml.NvmlError as error:
                 code, value = error.code, None
             if code in _GIVE_UP:
                 over.append(uuid)
-            elif code == 0 and value is not None and 0 <= value < MAX_MILLIWATTS:
-                readings.append((uuid, stopwatch(), value / 1000))
-        return readings, over
+                continue
+            at_s = stopwatch()
+            busy = _percent(calls, target.handle) if target.utilization else None
+            if code == 0 and value is not None and 0 <= value < MAX_MILLIWATTS:
+                readings[uuid] = FastReading(at_s, value / 1000, busy)
+            if target.reasons:
+                reasons[uuid] = _bits(calls, target.handle)
+        return readings, reasons, over
 
-    def _leave(self, number: int, readings: list[tuple[str, float, float]], over: list[str]) -> None:
+    def _leave(
+        self, number: int, readings: Mapping[str, FastReading], reasons: Mapping[str, int], over: Sequence[str]
+    ) -> None:
         """Keep what was read; a thread that was left behind has nothing to say."""
         with self._lock:
             if number != self._run_number:
                 return
             self._call = None
             self._is_out.set()
-            for uuid, seconds, watts in readings:
+            for uuid, reading in readings.items():
                 if uuid in self._readings:
-                    self._readings[uuid].append((seconds, watts))
+                    self._readings[uuid].append(reading)
+            for uuid, bits in reasons.items():
+                if bits:
+                    self._reasons[uuid] = self._reasons.get(uuid, 0) | bits
             for uuid in over:
-                handle = self._targets.pop(uuid, None)  # the core tick says what became of it
-                if handle is not None:
-                    self._given_up[uuid] = handle
+                target = self._targets.pop(uuid, None)  # the core tick says what became of it
+                if target is not None:
+                    self._given_up[uuid] = target.handle
+
+
+def _percent(calls: FastCalls, handle: nvml.DeviceHandle) -> float | None:
+    """Return the utilisation; what goes wrong is the core tick's to count."""
+    try:
+        percent = calls.utilization(handle)
+    except nvml.NvmlError:
+        return None
+    return percent / 100 if 0 <= percent <= 100 else None
+
+
+def _bits(calls: FastCalls, handle: nvml.DeviceHandle) -> int:
+    """Return the clock events that are active; none where they cannot be read or believed."""
+    try:
+        bits = calls.event_reasons(handle)
+    except nvml.NvmlError:
+        return 0
+    return bits if 0 <= bits < 1 << 32 else 0

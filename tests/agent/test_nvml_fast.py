@@ -13,7 +13,7 @@ from agent.records import GpuFastPower, GpuSample, Record
 from agent.samplers.nvml import NvmlConfig, NvmlSampler
 from tests.agent.nvml_support import at
 from tests.conftest import EmulatorFactory
-from tests.nvml_emulator.emulator import GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN, Emulator
+from tests.nvml_emulator.emulator import FUNCTION_NOT_FOUND, GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN, Emulator
 
 #: A hundred times a second, so that a test takes a moment.
 CONFIG = NvmlConfig(fast_hertz=100.0, deadline_s=0.5, start_deadline_s=1.0)
@@ -22,6 +22,8 @@ SCRIPT = """\
 @ 0
 0 power_milliwatts=100000 power_instant_milliwatts=123456 power_limit_milliwatts=700000
 1 power_milliwatts=200000 power_instant_milliwatts=223456 power_limit_milliwatts=700000
+0 utilization_gpu_percent=93 utilization_memory_percent=7 event_reasons_bits=4
+1 utilization_gpu_percent=0 utilization_memory_percent=0 event_reasons_bits=4
 """
 
 
@@ -85,6 +87,58 @@ def test_a_record_comes_every_two_seconds(emulator, sampler):
         if fast(sampler.sample(at(second))):
             seen.append(second)
     assert seen == [2, 4, 6]
+
+
+def test_utilization_stands_beside_each_reading_of_power(emulator, sampler):
+    records = first_with(sampler, {0, 1}, 0)
+    assert records[0].utilization_ratio == (0.93,) * len(records[0].power_watts)
+    assert records[1].utilization_ratio == (0.0,) * len(records[1].power_watts)
+
+
+@pytest.mark.parametrize("percent", [101, 2**32 - 1])
+def test_where_one_utilization_cannot_be_believed_none_is_told(emulator, sampler, percent):
+    first_with(sampler, {0, 1}, 0)
+    emulator.override("utilization_gpu_percent", percent, gpu=0)
+    threading.Event().wait(0.05)
+    records = first_with(sampler, {0, 1}, 100)
+    assert records[0].power_watts
+    assert records[0].utilization_ratio is None
+    assert records[1].utilization_ratio == (0.0,) * len(records[1].power_watts)
+
+
+def reasons(sampler: NvmlSampler, second: float) -> list[tuple[str, ...] | None]:
+    return [record.clock_event_reasons for record in sampler.sample(at(second)) if isinstance(record, GpuSample)]
+
+
+def test_a_clock_event_between_two_ticks_is_not_missed(emulator, sampler):
+    first_with(sampler, {0, 1}, 0)
+    reasons(sampler, 100)
+    # A brake and a moment of idling, over before the tick: the brake is told, idle it is not now.
+    emulator.override("event_reasons_bits", 0x80 | 0x1, gpu=1)
+    threading.Event().wait(0.1)
+    emulator.clear("value")
+    threading.Event().wait(0.1)
+    assert reasons(sampler, 101) == [("sw_power_cap",), ("sw_power_cap", "hw_power_brake")]
+    threading.Event().wait(0.05)
+    assert reasons(sampler, 102) == [("sw_power_cap",), ("sw_power_cap",)]  # told once
+
+
+def test_a_driver_before_r535_has_another_name_for_clock_events(emulator, sampler):
+    emulator.fail(FUNCTION_NOT_FOUND, call="nvmlDeviceGetCurrentClocksEventReasons")
+    emulator.override("event_reasons_bits", 0x40)
+    first_with(sampler, {0, 1}, 0)
+    assert reasons(sampler, 100) == [("hw_thermal",), ("hw_thermal",)]
+
+
+@pytest.mark.parametrize("call", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetCurrentClocksEventReasons"])
+def test_a_call_that_takes_long_is_left_out_alone(emulator, sampler, call):
+    emulator.latency(0.003, gpu=0, call=call)
+    first_with(sampler, {0, 1}, 0)
+    emulator.log_calls()
+    threading.Event().wait(0.2)
+    # No tick meanwhile: the fast channel alone asks.
+    assert emulator.calls().of(call, gpu=0) == ()
+    assert len(emulator.calls().of(call, gpu=1)) > 5
 
 
 def test_it_can_be_switched_off(emulator):

@@ -74,6 +74,7 @@ VALUES = {
     ).map(tuple),
     "bool | None": st.none() | st.booleans(),
     "tuple[float, ...]": st.lists(finite, max_size=3).map(tuple),
+    "tuple[float, ...] | None": st.none() | st.lists(finite, max_size=3).map(tuple),
     "Mapping[int, int]": st.dictionaries(st.integers(1, 172), whole, max_size=3),
     "Mapping[int, float]": st.dictionaries(st.integers(1, 172), finite, max_size=3),
     "GpuKey": keys,
