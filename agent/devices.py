@@ -1,4 +1,4 @@
-"""Which network interfaces, ports and disks are exported: a bound on series, whatever a host has hundreds of.
+"""Which network interfaces, ports, disks and file systems are exported: a bound on series, whatever a host has.
 
 The rule: the first ones by name (numbers in it by their value) get a place each, up to the limit of their kind. A
 device keeps its place while it is fresh, so series do not come and go with what else is plugged in; a free place goes
@@ -9,23 +9,37 @@ is counted as `too_many_devices` in the errors of its sampler.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from agent.records import DiskSample, InfinibandSample, NetworkSample
+from agent.records import (
+    DiskSample,
+    FilesystemSample,
+    InfinibandPort,
+    InfinibandSample,
+    NetworkLink,
+    NetworkSample,
+)
 
 #: Reason in `warpwatch_sampler_errors_total` of a device that has no series.
 TOO_MANY_DEVICES: Final = "too_many_devices"
-#: By kind: the sampler's name, and how many devices (ports of InfiniBand) have series. Two series each: 80 of the 150
+#: By kind: the sampler's name, and how many devices (ports of InfiniBand) have series. Two series each: 76 of the 150
 #: that a node may have beside its GPUs.
 _KINDS: Final[Mapping[type, tuple[str, int]]] = {
-    NetworkSample: ("net_dev", 16),
+    NetworkSample: ("net_dev", 8),
     InfinibandSample: ("infiniband", 12),
-    DiskSample: ("diskstats", 12),
+    DiskSample: ("diskstats", 10),
+    FilesystemSample: ("filesystems", 8),
 }
+#: Records that say more of a device of a kind.
+_MORE: Final[Mapping[type, type]] = {NetworkLink: NetworkSample, InfinibandPort: InfinibandSample}
+#: Characters of a name that are sorted by the numbers in them; a mountpoint may be very long.
+_SORTED_LENGTH: Final = 256
 
-D = TypeVar("D", NetworkSample, InfinibandSample, DiskSample)
+D = TypeVar("D", NetworkSample, InfinibandSample, DiskSample, FilesystemSample)
+M = TypeVar("M", NetworkLink, InfinibandPort)
+_Device = NetworkSample | NetworkLink | InfinibandSample | InfinibandPort | DiskSample | FilesystemSample
 
 
 @dataclass(slots=True)
@@ -38,7 +52,7 @@ class _Kind:
 
 
 class DeviceLimit:
-    """Chooses the devices that have series; call `choose` for each snapshot."""
+    """Chooses the devices that have series; call `choose` for each snapshot, and `more_of_chosen` after it."""
 
     def __init__(self) -> None:
         self._kinds: dict[type, _Kind] = {kind: _Kind() for kind in _KINDS}
@@ -58,18 +72,26 @@ class DeviceLimit:
         state.placed, state.left_out = frozenset(kept), left_out
         return tuple(sample for sample in ordered if _identity(sample) in kept)
 
+    def more_of_chosen(self, kind: type[M], records: Iterable[M]) -> tuple[M, ...]:
+        """Return those of the fresh `records` that are of a device chosen last, by name."""
+        placed = self._kinds[_MORE[kind]].placed
+        return tuple(sorted((record for record in records if _identity(record) in placed), key=_order))
+
     def errors(self, sampler: str) -> Mapping[str, int]:
         """Return what to add to the errors of a sampler: how often a device came that got no place."""
         refused = sum(self._kinds[kind].refused for kind, (name, _) in _KINDS.items() if name == sampler)
         return {TOO_MANY_DEVICES: refused} if refused else {}
 
 
-def _identity(sample: NetworkSample | InfinibandSample | DiskSample) -> tuple[str, int]:
-    return sample.device, sample.port if isinstance(sample, InfinibandSample) else 0
+def _identity(record: _Device) -> tuple[str, int]:
+    if isinstance(record, FilesystemSample):
+        return record.mountpoint, 0
+    return record.device, record.port if isinstance(record, InfinibandSample | InfinibandPort) else 0
 
 
-def _order(sample: NetworkSample | InfinibandSample | DiskSample) -> tuple[list[tuple[int, str]], str, int]:
+def _order(record: _Device) -> tuple[list[tuple[int, str]], str, int]:
     """Return the sort key of a device: eth2 before eth10."""
-    device, port = _identity(sample)
-    parts = re.findall(r"([0-9]+)|([^0-9]+)", device)
-    return [(int(number), "") if number else (-1, text) for number, text in parts], device, port
+    name, port = _identity(record)
+    # Numbers in pieces of 18 digits: a directory may be named with thousands, which int() refuses.
+    parts = re.findall(r"([0-9]{1,18})|([^0-9]+)", name[:_SORTED_LENGTH])
+    return [(int(number), "") if number else (-1, text) for number, text in parts], name, port

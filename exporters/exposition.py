@@ -6,6 +6,7 @@ character, and every name here is fixed. Its parsers are the judges in the tests
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from exporters.snapshot import NodeSnapshot
 
 #: Whole numbers below this are written without a fraction; all of them are exact in a double.
 _WHOLE_BELOW: Final = 1e15
+#: Characters of a label value. A longer one ends in a digest of the whole, so that two that begin alike stay apart.
+MAX_LABEL_LENGTH: Final = 256
+_DIGEST_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +40,21 @@ def series_of(row: MetricDef, snapshot: NodeSnapshot) -> dict[tuple[str, ...], f
     series: dict[tuple[str, ...], float] = {}
     for values, number in row.values(snapshot):
         if number is not None and math.isfinite(number):
-            series.setdefault(values, float(number))
+            series.setdefault(tuple(map(label_value, values)), float(number))
     return series
+
+
+def label_value(text: str) -> str:
+    """Return `text` as a label can hold it: valid Unicode, at most MAX_LABEL_LENGTH characters.
+
+    A name that was no UTF-8 in the kernel keeps its bytes as escapes.
+    """
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    if len(text) <= MAX_LABEL_LENGTH:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{text[: MAX_LABEL_LENGTH - len(digest) - 1]}~{digest}"
 
 
 def families_of(rows: Iterable[MetricDef], snapshot: NodeSnapshot) -> list[Family]:
@@ -85,9 +102,6 @@ def _template(names: tuple[str, ...]) -> str:
 
 @lru_cache(maxsize=4096)
 def _escape(value: str) -> str:
-    """Return a label value escaped; a name that was no UTF-8 in the kernel keeps its bytes as escapes."""
-    if not value.isascii():
-        value = value.encode("utf-8", "backslashreplace").decode("utf-8")
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 

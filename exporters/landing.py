@@ -13,6 +13,8 @@ from agent.samplers import SamplerStatus
 from agent.vocabulary import SEVERITIES
 from classifier.results import Assessment
 from exporters.landing_health import health_lines
+from exporters.landing_host import host_section
+from exporters.landing_owners import owner_cell
 from exporters.landing_text import (
     NOTHING,
     SIGNS,
@@ -27,7 +29,7 @@ from exporters.landing_text import (
     reason_text,
     subject_name,
 )
-from exporters.markup import Html, join, tag, text
+from exporters.markup import Html, join, table, tag, text
 from exporters.metric_def import standing
 from exporters.snapshot import GpuView, NodeSnapshot, stopped_samplers
 
@@ -39,8 +41,8 @@ _STYLE: Final = files("exporters").joinpath("landing.css").read_text(encoding="u
 STYLE_SOURCE: Final = f"'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'"
 
 
-def render_landing(snapshot: NodeSnapshot | None) -> bytes:
-    """Return the page of `snapshot`, or of an agent that has no samples yet."""
+def render_landing(snapshot: NodeSnapshot | None, *, owner_user: bool = False) -> bytes:
+    """Return the page of `snapshot`, or of an agent that has no samples yet; `owner_user` names users on it."""
     if snapshot is None:
         body = join(tag("header", tag("h1", "warpwatch")), _state("warning", "Starting: no samples yet."), _links())
         return _document("warpwatch: starting", body)
@@ -55,7 +57,13 @@ def render_landing(snapshot: NodeSnapshot | None) -> bytes:
         _banner(snapshot),
         _state(level, sentence),
         facts,
-        tag("main", _gpus(snapshot), _findings(snapshot), _samplers(snapshot)),
+        tag(
+            "main",
+            _gpus(snapshot, owner_user=owner_user),
+            _findings(snapshot),
+            host_section(snapshot),
+            _samplers(snapshot),
+        ),
         _links(snapshot.version),
     )
     return _document(f"warpwatch: {sentence}", body)
@@ -137,42 +145,27 @@ def _facts(snapshot: NodeSnapshot) -> str:
         f"{len(snapshot.networks)} network interfaces",
         f"{len(snapshot.infiniband)} InfiniBand ports" if snapshot.infiniband else "",
         f"{len(snapshot.disks)} disks",
+        f"{len(snapshot.filesystems)} network file systems" if snapshot.filesystems else "",
         "" if snapshot.config_reload_successful else "the last reading of the configuration failed",
     ]
     return " · ".join(fact for fact in facts if fact)
 
 
-def _table(headings: tuple[str, ...], rows: list[tuple[str | None, list[Html]]]) -> Html:
-    """Return a table whose cells carry their heading, for the narrow layout; the first cell heads its row."""
-    head = tag("thead", tag("tr", *(tag("th", heading, scope="col") for heading in headings)))
-    lines = [
-        tag(
-            "tr",
-            tag("th", cells[0], scope="row", data_label=headings[0]),
-            *(
-                tag("td", tag("div", cell), data_label=heading)
-                for heading, cell in zip(headings[1:], cells[1:], strict=True)
-            ),
-            class_=level,
-        )
-        for level, cells in rows
-    ]
-    return tag("table", head, tag("tbody", *lines))
-
-
-def _gpus(snapshot: NodeSnapshot) -> Html:
+def _gpus(snapshot: NodeSnapshot, *, owner_user: bool) -> Html:
     if not snapshot.gpus:
         return Html()
-    headings = ("GPU", "Model", "State", "Workload", "Since", "Power", "Util", "Memory", "Temp", "Anomalies")
+    headings = ("GPU", "Model", "State", "Held by", "Workload", "Since", "Power", "Util", "Memory", "Temp", "Anomalies")
     instances = Counter(view.key.gpu for view in snapshot.gpus if view.key.gpu_i_id is not None)
     rows = [
-        _gpu_row(snapshot, view, 0 if view.key.gpu_i_id is not None else instances[view.key.gpu])
+        _gpu_row(snapshot, view, 0 if view.key.gpu_i_id is not None else instances[view.key.gpu], owner_user=owner_user)
         for view in sorted(snapshot.gpus, key=lambda view: view.key.order)
     ]
-    return join(tag("h2", "GPUs"), _table(headings, rows))
+    return join(tag("h2", "GPUs"), table(headings, rows))
 
 
-def _gpu_row(snapshot: NodeSnapshot, view: GpuView, instances: int) -> tuple[str | None, list[Html]]:
+def _gpu_row(
+    snapshot: NodeSnapshot, view: GpuView, instances: int, *, owner_user: bool
+) -> tuple[str | None, list[Html]]:
     """Return one card, or one MIG instance; a card that is divided says so in the place of a workload."""
     watched = [] if instances else [item for item in snapshot.assessments if item.key == view.key]
     worst = max((item.severity for item in watched), default=0)
@@ -191,6 +184,7 @@ def _gpu_row(snapshot: NodeSnapshot, view: GpuView, instances: int) -> tuple[str
         _gpu_cell(view),
         text(_model(view)),
         _gpu_state(snapshot, view),
+        owner_cell(view, owner_user=owner_user),
         tag("span", f"{instances} MIG {_plural(instances, 'instance')}", class_="soft")
         if instances
         else _workload(view),
@@ -245,9 +239,12 @@ def _workload(view: GpuView) -> Html:
     if decision is None:
         return text(NOTHING)
     probability = decision.probabilities.get(decision.workload) if decision.probabilities else None
+    declared = Html()
+    if decision.mismatch and decision.declared_class:
+        declared = tag("div", f"declared {decision.declared_class}", class_="soft small")
     if probability is None:
         reason = reason_text(decision.reason)
-        return join(decision.workload, tag("div", reason, class_="soft small") if reason else "")
+        return join(decision.workload, tag("div", reason, class_="soft small") if reason else "", declared)
     shares = ", ".join(f"{word} {percent(share)}" for word, share in (decision.probabilities or {}).items())
     bar = tag(
         "svg",
@@ -258,8 +255,11 @@ def _workload(view: GpuView) -> Html:
         preserveAspectRatio="none",
         aria_hidden="true",
     )
-    return tag(
-        "span", f"{decision.workload} ", tag("span", percent(probability), class_="soft number"), bar, title=shares
+    return join(
+        tag(
+            "span", f"{decision.workload} ", tag("span", percent(probability), class_="soft number"), bar, title=shares
+        ),
+        declared,
     )
 
 
@@ -325,7 +325,7 @@ def _samplers(snapshot: NodeSnapshot) -> Html:
         return Html()
     headings = ("Sampler", "State", "Last success", "Duration", "Errors")
     rows = [_sampler_row(snapshot, status) for status in sorted(snapshot.samplers, key=lambda status: status.name)]
-    return join(tag("h2", "Samplers"), _table(headings, rows))
+    return join(tag("h2", "Samplers"), table(headings, rows))
 
 
 def _sampler_row(snapshot: NodeSnapshot, status: SamplerStatus) -> tuple[str | None, list[Html]]:

@@ -81,6 +81,32 @@ def gibibytes(size: float | None) -> float | None:
     return None if size is None else size / (1 << 30)
 
 
+def byte_size(size: float | None) -> str:
+    """Return a number of bytes in three digits: 512 B, 1.23 GB, 45.6 TB."""
+    if size is None:
+        return NOTHING
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB", "PB", "EB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
+    return f"{value:.{digits}f} {unit}"
+
+
+def rate_text(bytes_per_second: float | None) -> str:
+    """Return the speed of a link as it is sold: 400 Gbit/s."""
+    if bytes_per_second is None:
+        return NOTHING
+    gigabits = 8 * bytes_per_second / 1e9
+    return f"{gigabits:.6g} Gbit/s" if gigabits >= 1 else f"{1000 * gigabits:.6g} Mbit/s"
+
+
+def shortened(value: str, length: int = 64) -> str:
+    """Return a name from outside, cut where it is longer than `length`."""
+    return value if len(value) <= length else f"{value[: length - 1]}…"
+
+
 def gpu_name(key: GpuKey) -> str:
     """Return how a GPU or MIG instance is called: GPU 0, GPU 0 instance 3."""
     return f"GPU {key.gpu}" if key.gpu_i_id is None else f"GPU {key.gpu} instance {key.gpu_i_id}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Iterable
 from typing import Final
 
 _VOID: Final = frozenset({"meta", "link"})
@@ -39,3 +40,26 @@ def tag(name: str, /, *parts: str, **attributes: str | None) -> Html:
         if value is not None
     )
     return Html(f"<{name}{written}>" if name in _VOID else f"<{name}{written}>{join(*parts)}</{name}>")
+
+
+def table(
+    headings: tuple[str, ...], rows: Iterable[tuple[str | None, list[Html]]], *, class_: str | None = None
+) -> Html:
+    """Return a table whose cells carry their heading, for the narrow layout; the first cell heads its row.
+
+    A row is its class, or None, and its cells.
+    """
+    head = tag("thead", tag("tr", *(tag("th", heading, scope="col") for heading in headings)))
+    lines = [
+        tag(
+            "tr",
+            tag("th", tag("div", cells[0]), scope="row", data_label=headings[0]),
+            *(
+                tag("td", tag("div", cell), data_label=heading)
+                for heading, cell in zip(headings[1:], cells[1:], strict=True)
+            ),
+            class_=level,
+        )
+        for level, cells in rows
+    ]
+    return tag("table", head, tag("tbody", *lines), class_=class_)

@@ -21,6 +21,8 @@ CARD_LABELS: Final = ("gpu", "uuid")
 WORK_LABELS: Final = ("gpu", "uuid", MIG_LABEL)
 
 Kind = Literal["gauge", "counter"]
+#: From which `[export] host` on a family of the host is exported.
+HostLevel = Literal["summary", "full"]
 Number = float | int | None
 Series = Iterable[tuple[tuple[str, ...], Number]]
 
@@ -31,7 +33,7 @@ class MetricDef:
 
     `name` is without the prefix and, for a counter, with `_total`. `unit` is empty for words, flags and counts;
     otherwise the name ends in it. `values` yields one tuple of label values, in the order of `labels`, and a number
-    per series.
+    per series. `host` is None for a family that is not of the host and so always there.
     """
 
     name: str
@@ -40,6 +42,7 @@ class MetricDef:
     help: str
     labels: tuple[str, ...]
     values: Callable[[NodeSnapshot], Series]
+    host: HostLevel | None = None
 
     @property
     def full_name(self) -> str:
@@ -141,3 +144,8 @@ def in_order(words: Sequence[str], numbers: Mapping[str, float]) -> Iterator[tup
 def one_hot(words: Sequence[str], word: str | None) -> Iterable[tuple[str, int]]:
     """Return 1 for `word` and 0 for the others; nothing where it is None."""
     return () if word is None else [(other, int(other == word)) for other in words]
+
+
+def flag(value: bool | None) -> Number:
+    """Return 0 or 1, None where it is not known."""
+    return None if value is None else int(value)

@@ -23,16 +23,25 @@ the two differ.
   card that is divided, and of an instance that is gone, are absent, and their counters go on where it is back.
 - Counters are exported as the source gives them. They fall only when the driver or the agent restarts. A foreign log
   that holds rates gives no counter.
-- Where a host has very many devices, the first 16 network interfaces, 12 InfiniBand ports and 12 disks by name have
-  series; a device keeps its place while it is there. What was left out is counted in `warpwatch_sampler_errors_total`
-  with `reason="too_many_devices"`. Judgements see all devices.
+- Families of the host come in levels, by `[export] host`: with `summary`, the default, those of level summary; with
+  `full` also those of level full; with `off` none. Families without a level are always there. What node_exporter has
+  too is called as there at level full, but for `node_`, which is `warpwatch_`: same suffix, same unit.
+- Where a host has very many devices, the first 8 network interfaces, 12 InfiniBand ports, 10 disks and 8 file systems
+  by name have series; a device keeps its place while it is there. What was left out is counted in
+  `warpwatch_sampler_errors_total` with `reason="too_many_devices"`. Judgements see all devices.
+- At the level summary a node has at most 120 series for each GPU (or MIG instance) and 150 beside them. At the level
+  full it has up to 1,100 beside them: 10 more for each network interface, 66 at most for each InfiniBand port, 3 for
+  each disk, 1 for each file system and 11 of the node.
+- A label value has at most 256 characters; a longer one is cut and ends in a digest of the whole. Bytes that are no
+  UTF-8 are written as escapes.
 - `/-/ready` answers 200 while at least one source brings records and none that ever did has stopped for 15 s (three
   distances of the samples where that is longer). It answers 503 and names the source otherwise: also while
   `warpwatch driver release` holds, and where no GPU brings samples any more. A source that was never there is no fault.
 - No series has a host, job or instance label of our own: Prometheus adds those.
 - `process_*` (CPU time, memory, open files, start time) are of the agent itself.
-- Owners are not yet looked up: every GPU has one `warpwatch_gpu_owner_info` with `owners="0"` and one
-  `warpwatch_gpu_owner_share_ratio` of 1 with empty labels, so that joins and sums written for owners work from now on.
+- Every GPU has one `warpwatch_gpu_owner_info`, whoever holds it, and a MIG instance one more. Join it with
+  `X * on(job, instance, uuid, GPU_I_ID) group_left(job_key, job_id, owner_pod) warpwatch_gpu_owner_info`. `owners` is
+  "0" where nobody holds the GPU, and empty where that cannot be seen.
 """
 
 
@@ -40,14 +49,17 @@ def render_doc() -> str:
     """Return the text of docs/metrics.md."""
     parts = [_INTRODUCTION]
     for heading, rows in SECTIONS:
-        parts.append(f"\n## {heading}\n\n| Name | Type | Unit | Labels | What it is |\n|---|---|---|---|---|\n")
-        parts.extend(_line(row) for row in rows)
+        has_levels = any(row.host for row in rows)
+        names = ("Name", "Type", "Unit", *(("Level",) if has_levels else ()), "Labels", "What it is")
+        parts.append(f"\n## {heading}\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}\n")
+        parts.extend(_line(row, has_levels=has_levels) for row in rows)
     return "".join(parts)
 
 
-def _line(row: MetricDef) -> str:
+def _line(row: MetricDef, *, has_levels: bool) -> str:
+    level = f" {row.host or ''} |" if has_levels else ""
     labels = ", ".join(f"[`{name}`]" if name == MIG_LABEL else f"`{name}`" for name in row.labels)
-    return f"| `{row.full_name}` | {row.kind} | {row.unit} | {labels} | {row.help.replace('|', '&#124;')} |\n"
+    return f"| `{row.full_name}` | {row.kind} | {row.unit} |{level} {labels} | {row.help.replace('|', '&#124;')} |\n"
 
 
 if __name__ == "__main__":

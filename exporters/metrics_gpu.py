@@ -1,17 +1,16 @@
-"""Rows of the metric table that say what a GPU measures and who holds it."""
+"""Rows of the metric table that say what a GPU measures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Final
 
-from agent.records import GpuKey, GpuSample, GpuSlowSample
+from agent.records import GpuSample, GpuSlowSample
 from agent.vocabulary import CLOCK_EVENT_REASONS, GPU_STATES
 from exporters.metric_def import (
     CARD,
     CARD_LABELS,
     WORK,
-    WORK_LABELS,
     MetricDef,
     Number,
     Series,
@@ -19,15 +18,11 @@ from exporters.metric_def import (
     card_views,
     in_order,
     one_hot,
-    work_labels,
-    work_views,
 )
 from exporters.metrics_health import HEALTH_METRICS, MIG_METRICS
+from exporters.metrics_owners import owner_metrics
 from exporters.snapshot import GpuView, NodeSnapshot
 
-#: Who holds a GPU. `owner_user` is added by configuration only: a user name is personal data.
-OWNER_LABELS: Final = ("job_key", "job_id", "scheduler", "owner_namespace", "owner_pod", "owner_container")
-_NO_OWNER: Final = ("",) * len(OWNER_LABELS)
 _BASELINES: Final = ("context_idle", "busy")
 
 
@@ -46,17 +41,6 @@ def _info(snapshot: NodeSnapshot) -> Series:
         if view.info is not None:
             facts = (view.info.model_name, view.info.pci_bus_id, view.info.device, view.info.driver_version)
             yield (*card_labels(view.key), *(fact or "" for fact in facts)), 1
-
-
-def _owner_info(snapshot: NodeSnapshot) -> Series:
-    # Both levels on purpose: an alert about a card and one about an instance each find exactly one owner to join.
-    cards = {GpuKey(view.key.gpu, view.key.uuid) for view in snapshot.gpus}
-    keys = cards | {view.key for view in snapshot.gpus}
-    return [((*work_labels(key), "0", *_NO_OWNER), 1) for key in sorted(keys, key=lambda key: key.order)]
-
-
-def _owner_share(snapshot: NodeSnapshot) -> Series:
-    return [((*work_labels(view.key), *_NO_OWNER), 1) for view in work_views(snapshot)]
 
 
 def _temperatures(view: GpuView) -> list[tuple[str, Number]]:
@@ -91,24 +75,7 @@ IDENTITY_METRICS: Final = (
         labels=(*CARD_LABELS, "model_name", "pci_bus_id", "device", "driver_version"),
         values=_info,
     ),
-    MetricDef(
-        name="gpu_owner_info",
-        kind="gauge",
-        unit="",
-        help="Who holds the GPU; always 1 and exactly one series per GPU, with `owners` holders. "
-        "The other labels are empty where nobody, more than one, or nobody known holds it.",
-        labels=(*WORK_LABELS, "owners", *OWNER_LABELS),
-        values=_owner_info,
-    ),
-    MetricDef(
-        name="gpu_owner_share_ratio",
-        kind="gauge",
-        unit="ratio",
-        help="Share of the GPU that each holder has; the shares of a GPU sum to 1. "
-        "Where no holder is known, one series with empty labels has the whole, so that sums over owners stay whole.",
-        labels=(*WORK_LABELS, *OWNER_LABELS),
-        values=_owner_share,
-    ),
+    *owner_metrics(),
     CARD.words(
         "gpu_state",
         "gauge",

@@ -1,4 +1,4 @@
-"""Rows of the metric table that say how the hardware of a GPU is: memory errors, links, XIDs, recovery action."""
+"""Rows of the metric table that say how the hardware is: memory errors, links, XIDs, SXIDs, recovery action."""
 
 from __future__ import annotations
 
@@ -15,15 +15,20 @@ from exporters.metric_def import (
     Series,
     card_labels,
     card_views,
+    flag,
     work_labels,
 )
+from exporters.metrics_owners import share_series
 from exporters.snapshot import GpuView, NodeSnapshot
 
 #: Series of XIDs that one GPU may have. A healthy GPU has one for each critical code, at 0; a code that occurred takes
-#: two, its count and its time, and where places run short a code at 0 gives way, the last of the record first.
-XID_SERIES: Final = 18
+#: two, its count and its time, and where places run short a code at 0 gives way, the last of the record first. Each
+#: holder beyond the first takes one of these places too: together they stay within what a GPU may have.
+XID_SERIES: Final = 17
 #: Codes on a node that have an action: those with events, by number.
-XID_INFO_SERIES: Final = 16
+XID_INFO_SERIES: Final = 6
+#: Series of SXIDs that a node may have, fatal codes first.
+SXID_SERIES: Final = 4
 
 
 def _health(read: Callable[[GpuHealth], Number]) -> Callable[[GpuView], Number]:
@@ -61,24 +66,26 @@ def _nvlink_errors(view: GpuView) -> list[tuple[str, Number]]:
     ]
 
 
-def exported_xids(xids: GpuXids | None) -> tuple[int, ...]:
+def exported_xids(view: GpuView) -> tuple[int, ...]:
     """Return the codes of one GPU that have series, by number: what occurred first of all, then codes at 0."""
+    xids = view.xids
     if xids is None:
         return ()
-    seen = [code for code in xids.totals if _has_occurred(xids, code)][: XID_SERIES // 2]
-    quiet = [code for code in xids.totals if not _has_occurred(xids, code)][: XID_SERIES - 2 * len(seen)]
+    places = XID_SERIES - max(0, share_series(view.owners) - 1)
+    seen = [code for code in xids.totals if _has_occurred(xids, code)][: places // 2]
+    quiet = [code for code in xids.totals if not _has_occurred(xids, code)][: places - 2 * len(seen)]
     return tuple(sorted((*seen, *quiet)))
 
 
 def _xid_errors(view: GpuView) -> list[tuple[str, Number]]:
-    return [] if view.xids is None else [(str(code), view.xids.totals[code]) for code in exported_xids(view.xids)]
+    return [] if view.xids is None else [(str(code), view.xids.totals[code]) for code in exported_xids(view)]
 
 
 def _xid_times(view: GpuView) -> list[tuple[str, Number]]:
     if view.xids is None:
         return []
     times = view.xids.last_wall_s
-    return [(str(code), times.get(code)) for code in exported_xids(view.xids) if _has_occurred(view.xids, code)]
+    return [(str(code), times.get(code)) for code in exported_xids(view) if _has_occurred(view.xids, code)]
 
 
 def _has_occurred(xids: GpuXids, code: int) -> bool:
@@ -91,11 +98,21 @@ def _xid_info(snapshot: NodeSnapshot) -> Series:
         code
         for view in snapshot.gpus
         if view.xids is not None
-        for code in exported_xids(view.xids)
+        for code in exported_xids(view)
         if _has_occurred(view.xids, code)
     }
     for code in sorted(seen)[:XID_INFO_SERIES]:
         yield (str(code), snapshot.xid_actions.get(code, "look")), 1
+
+
+def _sxid_errors(snapshot: NodeSnapshot) -> Series:
+    found = [
+        (code not in switch.fatal_totals, switch.device, code, count)
+        for switch in snapshot.sxids
+        for code, count in switch.totals.items()
+    ]
+    for _, device, code, count in sorted(sorted(found)[:SXID_SERIES], key=lambda item: item[1:]):
+        yield (device, str(code)), count
 
 
 def _mig_info(snapshot: NodeSnapshot) -> Series:
@@ -140,14 +157,14 @@ HEALTH_METRICS: Final = (
         "gauge",
         "",
         "Whether a row waits for the next reset of the GPU to be replaced: 0 or 1 (NVML field 144).",
-        _health(lambda health: _flag(health.is_row_remap_pending)),
+        _health(lambda health: flag(health.is_row_remap_pending)),
     ),
     CARD.metric(
         "gpu_row_remap_failure",
         "gauge",
         "",
         "Whether a row could not be replaced, for want of spare ones: 0 or 1 (NVML field 145).",
-        _health(lambda health: _flag(health.is_row_remap_failed)),
+        _health(lambda health: flag(health.is_row_remap_failed)),
     ),
     CARD.metric(
         "gpu_recovery_action",
@@ -162,7 +179,7 @@ HEALTH_METRICS: Final = (
         "counter",
         "",
         f"XID events since the agent started, by code; critical codes start at 0. At most {XID_SERIES} series of XIDs "
-        "for each GPU, those with events first.",
+        "for each GPU, those with events first; one less for each holder beyond the first.",
         label="xid",
         read=_xid_errors,
     ),
@@ -182,6 +199,15 @@ HEALTH_METRICS: Final = (
         labels=("xid", "action"),
         values=_xid_info,
     ),
+    MetricDef(
+        name="nvswitch_sxid_errors_total",
+        kind="counter",
+        unit="",
+        help="SXID events of an NVSwitch since the agent started, by PCI address and code. "
+        f"At most {SXID_SERIES} series on a node, codes that the kernel log calls fatal first.",
+        labels=("device", "sxid"),
+        values=_sxid_errors,
+    ),
     CARD.words(
         "gpu_nvlink_errors_total",
         "counter",
@@ -191,7 +217,3 @@ HEALTH_METRICS: Final = (
         read=_nvlink_errors,
     ),
 )
-
-
-def _flag(value: bool | None) -> Number:
-    return None if value is None else int(value)

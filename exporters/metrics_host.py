@@ -1,14 +1,19 @@
-"""Rows of the metric table that come from the host and from the agent itself."""
+"""Rows of the metric table that come from the host, as far as a summary needs them, and from the agent itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
-from agent.records import DiskSample, InfinibandSample, NetworkSample
+from agent.records import DiskSample, FilesystemSample, InfinibandSample, NetworkSample
 from agent.samplers import SamplerStatus
 from exporters.metric_def import MetricDef, Number, Series, node_metric
 from exporters.snapshot import NodeSnapshot
+
+#: Series of sampler errors on a node; more only where more samplers than that have any.
+ERROR_SERIES: Final = 11
+#: Reason of the errors for which there is no place.
+OTHER_REASON: Final = "other"
 
 
 def _network(name: str, text: str, read: Callable[[NetworkSample], Number]) -> MetricDef:
@@ -16,7 +21,9 @@ def _network(name: str, text: str, read: Callable[[NetworkSample], Number]) -> M
         ordered = sorted(snapshot.networks, key=lambda sample: sample.device)
         return [((sample.device,), read(sample)) for sample in ordered]
 
-    return MetricDef(name=name, kind="counter", unit="bytes", help=text, labels=("device",), values=values)
+    return MetricDef(
+        name=name, kind="counter", unit="bytes", help=text, labels=("device",), values=values, host="summary"
+    )
 
 
 def _infiniband(name: str, text: str, read: Callable[[InfinibandSample], Number]) -> MetricDef:
@@ -24,7 +31,9 @@ def _infiniband(name: str, text: str, read: Callable[[InfinibandSample], Number]
         ordered = sorted(snapshot.infiniband, key=lambda sample: (sample.device, sample.port))
         return [((sample.device, str(sample.port)), read(sample)) for sample in ordered]
 
-    return MetricDef(name=name, kind="counter", unit="bytes", help=text, labels=("device", "port"), values=values)
+    return MetricDef(
+        name=name, kind="counter", unit="bytes", help=text, labels=("device", "port"), values=values, host="summary"
+    )
 
 
 def _disk(name: str, text: str, read: Callable[[DiskSample], Number]) -> MetricDef:
@@ -32,7 +41,19 @@ def _disk(name: str, text: str, read: Callable[[DiskSample], Number]) -> MetricD
         ordered = sorted(snapshot.disks, key=lambda sample: sample.device)
         return [((sample.device,), read(sample)) for sample in ordered]
 
-    return MetricDef(name=name, kind="counter", unit="bytes", help=text, labels=("device",), values=values)
+    return MetricDef(
+        name=name, kind="counter", unit="bytes", help=text, labels=("device",), values=values, host="summary"
+    )
+
+
+def _filesystem(name: str, text: str, read: Callable[[FilesystemSample], Number]) -> MetricDef:
+    labels = ("mountpoint", "fstype")
+
+    def values(snapshot: NodeSnapshot) -> Series:
+        ordered = sorted(snapshot.filesystems, key=lambda sample: (sample.mountpoint, sample.fstype))
+        return [((sample.mountpoint, sample.fstype), read(sample)) for sample in ordered]
+
+    return MetricDef(name=name, kind="counter", unit="bytes", help=text, labels=labels, values=values, host="summary")
 
 
 def _sampler(name: str, unit: Literal["", "seconds"], text: str, read: Callable[[SamplerStatus], Number]) -> MetricDef:
@@ -44,9 +65,22 @@ def _sampler(name: str, unit: Literal["", "seconds"], text: str, read: Callable[
 
 
 def _sampler_errors(snapshot: NodeSnapshot) -> Series:
-    for status in sorted(snapshot.samplers, key=lambda status: status.name):
-        for reason in sorted(status.errors):
-            yield (status.name, reason), status.errors[reason]
+    statuses = sorted((status for status in snapshot.samplers if status.errors), key=lambda status: status.name)
+    places = max((len(status.errors) for status in statuses), default=0)
+    while places > 1 and sum(min(len(status.errors), places) for status in statuses) > ERROR_SERIES:
+        places -= 1
+    for status in statuses:
+        for reason, count in sorted(_bounded_errors(status.errors, places).items()):
+            yield (status.name, reason), count
+
+
+def _bounded_errors(errors: Mapping[str, int], places: int) -> Mapping[str, int]:
+    """Return at most `places` reasons, the first to come; what is beyond is OTHER_REASON, which so never falls."""
+    if len(errors) <= places:
+        return errors
+    kept = dict(list(errors.items())[: places - 1])
+    kept[OTHER_REASON] = kept.get(OTHER_REASON, 0) + sum(list(errors.values())[places - 1 :])
+    return kept
 
 
 HOST_METRICS: Final[tuple[MetricDef, ...]] = (
@@ -80,6 +114,17 @@ HOST_METRICS: Final[tuple[MetricDef, ...]] = (
         "Bytes written to a whole block device (/proc/diskstats).",
         lambda sample: sample.written_bytes_total,
     ),
+    _filesystem(
+        "filesystem_read_bytes_total",
+        "Bytes read from a file system that bypasses the block layer (NFS, Lustre, Ceph, FUSE): what came from the "
+        "server where the kernel counts that, else what programs read; absent where its source cannot be read.",
+        lambda sample: sample.read_bytes_total,
+    ),
+    _filesystem(
+        "filesystem_written_bytes_total",
+        "Bytes written to a file system that bypasses the block layer, likewise.",
+        lambda sample: sample.written_bytes_total,
+    ),
 )
 
 AGENT_METRICS: Final[tuple[MetricDef, ...]] = (
@@ -105,7 +150,8 @@ AGENT_METRICS: Final[tuple[MetricDef, ...]] = (
         name="sampler_errors_total",
         kind="counter",
         unit="",
-        help="Readings of the sampler that failed since the agent started.",
+        help="Readings of the sampler that failed since the agent started. Beyond "
+        f"{ERROR_SERIES} series on a node, the reasons that came last are one, `other`.",
         labels=("sampler", "reason"),
         values=_sampler_errors,
     ),

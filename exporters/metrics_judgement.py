@@ -15,6 +15,7 @@ from exporters.metric_def import (
     MetricDef,
     Number,
     Series,
+    flag,
     in_order,
     node_metric,
     one_hot,
@@ -88,6 +89,10 @@ def _probabilities(snapshot: NodeSnapshot) -> Series:
                 yield (*work_labels(view.key), word, "combined"), probability
 
 
+def _mismatch(view: GpuView) -> Number:
+    return None if view.decision is None else flag(view.decision.mismatch)
+
+
 def _workload_energy(view: GpuView) -> Iterable[tuple[str, Number]]:
     return () if view.workload_energy_joules is None else in_order(WORKLOADS, view.workload_energy_joules)
 
@@ -125,6 +130,14 @@ WORKLOAD_METRICS: Final = (
         "seconds",
         "Wall time since which the workload holds.",
         lambda view: None if view.decision is None else view.decision.since_wall_s,
+    ),
+    WORK.metric(
+        "gpu_workload_mismatch",
+        "gauge",
+        "",
+        "Whether the telemetry alone has disagreed for long with the class that the owner or the program declares: "
+        "0 or 1; absent where nothing is declared.",
+        _mismatch,
     ),
     WORK.words(
         "gpu_workload_seconds_total",

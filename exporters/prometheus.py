@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gzip
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,6 +15,7 @@ from prometheus_client import ProcessCollector
 from prometheus_client.metrics_core import Metric
 
 from exporters.exposition import Family, families_of, render
+from exporters.metric_def import MetricDef
 from exporters.metrics import METRICS
 from exporters.snapshot import NodeSnapshot
 
@@ -85,9 +86,19 @@ class _Built:
 class PrometheusPage:
     """The bytes of /metrics."""
 
-    def __init__(self, get_snapshot: Callable[[], NodeSnapshot | None], *, own_process: bool = True) -> None:
-        """Serve the snapshot that `get_snapshot` returns; `own_process` adds process_* (not for equal bytes)."""
+    def __init__(
+        self,
+        get_snapshot: Callable[[], NodeSnapshot | None],
+        *,
+        table: Sequence[MetricDef] = METRICS,
+        own_process: bool = True,
+    ) -> None:
+        """Serve the families of `table` from what `get_snapshot` returns.
+
+        `own_process` adds process_* (not for equal bytes).
+        """
         self._get_snapshot = get_snapshot
+        self._table = table
         self._process = ProcessCollector(registry=None) if own_process else None
         self._lock = threading.Lock()
         self._built: _Built | None = None
@@ -118,7 +129,7 @@ class PrometheusPage:
             return pages[content_type, gzipped]
 
     def _encode(self, snapshot: NodeSnapshot, content_type: str) -> bytes:
-        families = families_of(METRICS, snapshot)
+        families = families_of(self._table, snapshot)
         if self._process is not None:
             families += [_own_family(metric) for metric in self._process.collect()]
         return render(families, openmetrics=content_type == OPENMETRICS)

@@ -27,6 +27,7 @@ from agent.records import (
     InfinibandSample,
     NetworkLink,
     NetworkSample,
+    NvswitchSxids,
     PressureSample,
 )
 from agent.samplers import SamplerStatus
@@ -82,6 +83,7 @@ class NodeSnapshot:
     filesystems: tuple[FilesystemSample, ...] = ()
     gpu_direct_storage: GpuDirectStorageSample | None = None
     pressure: PressureSample | None = None
+    sxids: tuple[NvswitchSxids, ...] = ()
     assessments: tuple[Assessment, ...] = ()
     #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
     finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)

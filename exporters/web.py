@@ -10,7 +10,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,8 @@ from waitress import wasyncore
 
 from agent.errors import FaultError, UsageError
 from exporters.landing import STYLE_SOURCE, render_landing
+from exporters.metric_def import MetricDef
+from exporters.metrics import METRICS
 from exporters.prometheus import PrometheusPage, accepts_gzip, negotiate
 from exporters.snapshot import NodeSnapshot, stopped_samplers
 from exporters.web_connections import GuardedServer, WebServerConfig
@@ -66,10 +68,22 @@ class _Answer:
 class WebApp:
     """The WSGI application."""
 
-    def __init__(self, get_snapshot: Callable[[], NodeSnapshot | None], *, own_process: bool = True) -> None:
-        """Answer from what `get_snapshot` returns; `own_process` adds process_* to /metrics."""
+    def __init__(
+        self,
+        get_snapshot: Callable[[], NodeSnapshot | None],
+        *,
+        table: Sequence[MetricDef] = METRICS,
+        owner_user: bool = False,
+        own_process: bool = True,
+    ) -> None:
+        """Answer from what `get_snapshot` returns.
+
+        `table` is what /metrics exports, `own_process` adds process_* to it; `owner_user` names users on the landing
+        page.
+        """
         self._get_snapshot = get_snapshot
-        self._page = PrometheusPage(get_snapshot, own_process=own_process)
+        self._owner_user = owner_user
+        self._page = PrometheusPage(get_snapshot, table=table, own_process=own_process)
         self._paths: dict[str, Callable[[WSGIEnvironment], _Answer]] = {
             "/": self._landing,
             "/metrics": self._metrics,
@@ -97,7 +111,7 @@ class WebApp:
         return [] if method == "HEAD" else [answer.body]
 
     def _landing(self, environ: WSGIEnvironment) -> _Answer:
-        body = render_landing(self._get_snapshot())
+        body = render_landing(self._get_snapshot(), owner_user=self._owner_user)
         if len(body) >= _GZIP_MIN_BYTES and accepts_gzip(environ.get("HTTP_ACCEPT_ENCODING")):
             return _Answer("200 OK", _HTML, gzip.compress(body, _GZIP_LEVEL, mtime=0), gzipped=True)
         return _Answer("200 OK", _HTML, body)

@@ -7,19 +7,28 @@ import dataclasses
 from agent.clock import Instant
 from agent.records import (
     DiskSample,
+    FilesystemSample,
+    GpuDirectStorageSample,
     GpuHealth,
     GpuInfo,
     GpuKey,
     GpuLimits,
     GpuMigInfo,
+    GpuOwners,
     GpuProcess,
     GpuSample,
     GpuSlowSample,
     GpuXids,
+    Holder,
+    InfinibandPort,
     InfinibandSample,
+    NetworkLink,
     NetworkSample,
+    NvswitchSxids,
+    PressureSample,
 )
 from agent.samplers import SamplerStatus
+from agent.samplers.infiniband_counters import COUNTER_BITS, HW_COUNTERS
 from agent.vocabulary import ANOMALIES, CLASSES, CLOCK_EVENT_REASONS, WORKLOADS
 from agent.xids import XIDS
 from classifier.results import Assessment, Decision
@@ -44,24 +53,11 @@ def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = GPU_ANOMALIES) -> 
     rest is well.
     """
     keys = [key_of(index) for index in range(gpus)]
-    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
-    devices = [f"ib{index}" for index in range(8)]
     return NodeSnapshot(
         built=NOW,
         replay=False,
         gpus=tuple(full_view(key) for key in keys),
-        networks=tuple(
-            NetworkSample(**at, device=f"eth{n}", receive_bytes_total=1000 + n, transmit_bytes_total=2000 + n)
-            for n in range(10)
-        ),
-        infiniband=tuple(
-            InfinibandSample(**at, device=name, port=1, receive_bytes_total=4096, transmit_bytes_total=8192)
-            for name in devices
-        ),
-        disks=tuple(
-            DiskSample(**at, device=f"nvme{n}n1", read_bytes_total=512 * n, written_bytes_total=1024 * n)
-            for n in range(10)
-        ),
+        **full_host(),
         assessments=(
             *(assess(key, anomaly) for key in keys for anomaly in anomalies),
             Assessment(anomaly="storage_stall", scope="node", severity=0, device="nvme0n1"),
@@ -97,6 +93,145 @@ def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = GPU_ANOMALIES) -> 
         version="0.1.0",
         ready=True,
     )
+
+
+def full_host() -> dict[str, object]:
+    """Return what a snapshot holds of the host: 8 interfaces, 8 ports, 10 disks and 3 file systems."""
+    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
+    return {
+        "networks": tuple(
+            NetworkSample(
+                **at,
+                device=f"eth{n}",
+                receive_bytes_total=1000 + n,
+                transmit_bytes_total=2000 + n,
+                receive_packets_total=30 + n,
+                transmit_packets_total=40 + n,
+                receive_errors_total=n,
+                transmit_errors_total=0,
+                receive_drops_total=2 * n,
+                transmit_drops_total=0,
+            )
+            for n in range(8)
+        ),
+        "network_links": tuple(
+            NetworkLink(
+                **at,
+                device=f"eth{n}",
+                speed_bytes_per_second=12.5e9 if n < 7 else None,
+                is_up=n < 7,
+                carrier_changes_total=2,
+                is_default_route=n == 0,
+            )
+            for n in range(8)
+        ),
+        "infiniband": tuple(
+            InfinibandSample(**at, device=f"ib{n}", port=1, receive_bytes_total=4096, transmit_bytes_total=8192)
+            for n in range(8)
+        ),
+        "infiniband_ports": tuple(full_port(n) for n in range(8)),
+        "disks": tuple(
+            DiskSample(
+                **at,
+                device=f"nvme{n}n1",
+                read_bytes_total=512 * n,
+                written_bytes_total=1024 * n,
+                reads_total=n,
+                writes_total=2 * n,
+                busy_seconds_total=1.5 * n,
+                transport="pcie" if n else "tcp",
+            )
+            for n in range(10)
+        ),
+        "filesystems": (
+            FilesystemSample(
+                **at,
+                mountpoint="/home",
+                fstype="nfs4",
+                read_bytes_total=10**12,
+                written_bytes_total=2 * 10**12,
+                source="mountstats",
+                is_rdma=True,
+                major_timeouts_total=3,
+            ),
+            FilesystemSample(**at, mountpoint="/lustre/scratch", fstype="lustre"),
+            FilesystemSample(
+                **at,
+                mountpoint="/mnt/bucket",
+                fstype="fuse.s3fs",
+                read_bytes_total=0,
+                written_bytes_total=5,
+                source="fuse_daemon",
+            ),
+        ),
+        "gpu_direct_storage": GpuDirectStorageSample(**at, read_bytes_total=3 << 30, written_bytes_total=0),
+        "pressure": PressureSample(
+            **at,
+            cpu_some_seconds_total=30.5,
+            io_some_seconds_total=720.0,
+            io_full_seconds_total=200.25,
+            memory_some_seconds_total=0.0,
+            memory_full_seconds_total=0.0,
+            dirty_bytes=1_234_000_000,
+            writeback_bytes=0,
+            memory_available_bytes=1_500_000_000_000,
+            blocked_tasks=2,
+        ),
+        "sxids": (
+            NvswitchSxids(
+                **at,
+                device="00000000:05:00.0",
+                totals={12028: 3, 20034: 1},
+                fatal_totals={20034: 1},
+                last_wall_s={12028: NOW.wall_s, 20034: NOW.wall_s},
+            ),
+        ),
+    }
+
+
+def full_port(number: int) -> InfinibandPort:
+    """Return port 1 of an adapter beside one GPU; the link of ib3 went down twice."""
+    return InfinibandPort(
+        monotonic_s=NOW.monotonic_s,
+        wall_s=NOW.wall_s,
+        device=f"ib{number}",
+        port=1,
+        link_layer="infiniband",
+        state="active",
+        rate_bytes_per_second=50e9,
+        receive_packets_total=7,
+        transmit_packets_total=8,
+        counters={**dict.fromkeys(COUNTER_BITS, 0), "link_downed": 2 * (number == 3)},
+        hw_counters=dict.fromkeys(HW_COUNTERS, 1),
+        near_gpus=(f"00000000:{number:02x}:00.0",),
+    )
+
+
+def full_owners(key: GpuKey) -> GpuOwners:
+    """Return one Slurm job on even GPUs, a pod on odd ones; GPU 6 is shared by two, and nobody holds GPU 7."""
+    job = Holder(
+        "slurm:812345",
+        job_id="812345",
+        scheduler="slurm",
+        user="mmuster",
+        declared_class="training",
+        processes=1,
+    )
+    pod = Holder(
+        "kubernetes:serving/vllm",
+        job_id="vllm",
+        scheduler="kubernetes",
+        namespace="serving",
+        pod="vllm-70b-0",
+        container="server",
+        user="1000",
+        processes=0,
+    )
+    holders = (pod,) if key.gpu % 2 else (job,)
+    if key.gpu == 6:
+        holders = (job._replace(share_ratio=0.75), pod._replace(share_ratio=0.25))
+    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
+    return GpuOwners(**at, key=key, holders=() if key.gpu == 7 else holders)
 
 
 def assess(key: GpuKey, anomaly: str) -> Assessment:
@@ -183,6 +318,7 @@ def full_view(key: GpuKey) -> GpuView:
         ),
         health=full_health(key),
         xids=full_xids(key),
+        owners=full_owners(key),
         mig=None
         if key.gpu_i_id is None
         else GpuMigInfo(**at, key=key, profile="1g.10gb", mig_uuid=f"MIG-{key.gpu_i_id}"),
@@ -198,6 +334,8 @@ def full_view(key: GpuKey) -> GpuView:
             since_monotonic_s=NOW.monotonic_s - 300.0,
             since_wall_s=NOW.wall_s - 300.0,
             out_of_domain_ratio=0.4 if key.gpu else 1.2,
+            declared_class="training",
+            mismatch=workload != "training",
         ),
         sample_wall_s=NOW.wall_s,
         workload_seconds=dict.fromkeys(WORKLOADS, 10.0),

