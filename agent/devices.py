@@ -24,10 +24,10 @@ from agent.records import (
 
 #: Reason in `warpwatch_sampler_errors_total` of a device that has no series.
 TOO_MANY_DEVICES: Final = "too_many_devices"
-#: By kind: the sampler's name, and how many devices (ports of InfiniBand) have series. Two series each: 76 of the 150
+#: By kind: the sampler's name, and how many devices (ports of InfiniBand) have series. Two series each: 80 of the 150
 #: that a node may have beside its GPUs.
 _KINDS: Final[Mapping[type, tuple[str, int]]] = {
-    NetworkSample: ("net_dev", 8),
+    NetworkSample: ("net_dev", 10),
     InfinibandSample: ("infiniband", 12),
     DiskSample: ("diskstats", 10),
     FilesystemSample: ("filesystems", 8),

@@ -26,7 +26,7 @@ the two differ.
 - Families of the host come in levels, by `[export] host`: with `summary`, the default, those of level summary; with
   `full` also those of level full; with `off` none. Families without a level are always there. What node_exporter has
   too is called as there at level full, but for `node_`, which is `warpwatch_`: same suffix, same unit.
-- Where a host has very many devices, the first 8 network interfaces, 12 InfiniBand ports, 10 disks and 8 file systems
+- Where a host has very many devices, the first 10 network interfaces, 12 InfiniBand ports, 10 disks and 8 file systems
   by name have series; a device keeps its place while it is there. What was left out is counted in
   `warpwatch_sampler_errors_total` with `reason="too_many_devices"`. Judgements see all devices.
 - At the level summary a node has at most 120 series for each GPU (or MIG instance) and 150 beside them. At the level

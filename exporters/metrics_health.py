@@ -26,7 +26,7 @@ from exporters.snapshot import GpuView, NodeSnapshot
 #: holder beyond the first takes one of these places too: together they stay within what a GPU may have.
 XID_SERIES: Final = 17
 #: Codes on a node that have an action: those with events, by number.
-XID_INFO_SERIES: Final = 6
+XID_INFO_SERIES: Final = 8
 #: Series of SXIDs that a node may have, fatal codes first.
 SXID_SERIES: Final = 4
 

@@ -20,23 +20,23 @@ def chosen(limit, *names):
 def test_the_first_by_name_have_a_place_with_numbers_by_value():
     limit = DeviceLimit()
     names = [f"eth{n}" for n in range(300)]
-    assert chosen(limit, *reversed(names)) == names[:8]
-    assert limit.errors("net_dev") == {"too_many_devices": 292}  # 300 - 8
+    assert chosen(limit, *reversed(names)) == names[:10]
+    assert limit.errors("net_dev") == {"too_many_devices": 290}  # 300 - 10
     assert limit.errors("diskstats") == {}
 
 
 def test_a_device_keeps_its_place_and_a_free_one_goes_to_the_next():
     limit = DeviceLimit()
-    names = [f"eth{n}" for n in range(1, 10)]  # 9: eth9 has no place
-    assert chosen(limit, *names) == names[:8]
+    names = [f"eth{n}" for n in range(1, 12)]  # 11: eth11 has no place
+    assert chosen(limit, *names) == names[:10]
     # One that comes first by name pushes nobody out; it is the second that is left out.
-    assert chosen(limit, "eth0", *names) == names[:8]
+    assert chosen(limit, "eth0", *names) == names[:10]
     assert limit.errors("net_dev") == {"too_many_devices": 2}
-    assert chosen(limit, "eth0", *names) == names[:8]
+    assert chosen(limit, "eth0", *names) == names[:10]
     assert limit.errors("net_dev") == {"too_many_devices": 2}
     # eth5 is gone: its place goes to eth0, and eth5 has none when it comes back.
     without = [name for name in names if name != "eth5"]
-    expected = ["eth0", *(name for name in without if name != "eth9")]
+    expected = ["eth0", *(name for name in without if name != "eth11")]
     assert chosen(limit, "eth0", *without) == expected
     assert chosen(limit, "eth0", *names) == expected
 
