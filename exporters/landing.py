@@ -138,14 +138,14 @@ def _state(level: str, sentence: str) -> Html:
 def _facts(snapshot: NodeSnapshot) -> str:
     drivers = sorted({view.info.driver_version for view in snapshot.gpus if view.info and view.info.driver_version})
     facts = [
-        f"{snapshot.gpus_visible} GPUs visible" if snapshot.gpus_visible is not None else "",
+        f"{_counted(snapshot.gpus_visible, 'GPU')} visible" if snapshot.gpus_visible is not None else "",
         f"{snapshot.gpus_expected} expected" if snapshot.gpus_expected is not None else "",
         f"driver {', '.join(drivers)}" if drivers else "",
         f"model {snapshot.model.version}" if snapshot.model else "no model is loaded",
-        f"{len(snapshot.networks)} network interfaces",
-        f"{len(snapshot.infiniband)} InfiniBand ports" if snapshot.infiniband else "",
-        f"{len(snapshot.disks)} disks",
-        f"{len(snapshot.filesystems)} network file systems" if snapshot.filesystems else "",
+        _counted(len(snapshot.networks), "network interface"),
+        _counted(len(snapshot.infiniband), "InfiniBand port") if snapshot.infiniband else "",
+        _counted(len(snapshot.disks), "disk"),
+        _counted(len(snapshot.filesystems), "network file system") if snapshot.filesystems else "",
         "" if snapshot.config_reload_successful else "the last reading of the configuration failed",
     ]
     return " · ".join(fact for fact in facts if fact)
@@ -182,12 +182,10 @@ def _gpu_row(
     celsius = slow.temperature_celsius if slow else None
     cells = [
         _gpu_cell(view),
-        text(_model(view)),
+        tag("span", _model(view), class_=None if view.key.gpu_i_id is None else "number"),
         _gpu_state(snapshot, view),
         owner_cell(view, owner_user=owner_user),
-        tag("span", f"{instances} MIG {_plural(instances, 'instance')}", class_="soft")
-        if instances
-        else _workload(view),
+        tag("span", _counted(instances, "MIG instance"), class_="soft") if instances else _workload(view),
         _since(snapshot, view),
         tag("span", power, class_="number"),
         _utilization(view),
@@ -219,8 +217,8 @@ def _utilization(view: GpuView) -> Html:
     return tag("span", percent(sample.utilization_ratio if sample else None), class_="number")
 
 
-def _plural(count: int, word: str) -> str:
-    return word if count == 1 else f"{word}s"
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _gpu_state(snapshot: NodeSnapshot, view: GpuView) -> Html:
