@@ -19,6 +19,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.base import BaseTrigger
 
 from agent.clock import Instant
+from agent.threads import name_this_thread
 
 #: APScheduler says at INFO what every job does every second; only its errors are of use.
 _apscheduler_log: Final = logging.getLogger(f"{__name__}.apscheduler")
@@ -65,11 +66,24 @@ class _CallAtOnce(BaseExecutor):  # type: ignore[misc]  # no types published
         job.func()
 
 
+class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # no types published
+    """APScheduler's, whose thread has a name and tells when it ends."""
+
+    has_ended = False
+
+    def _main_loop(self) -> None:
+        name_this_thread("scheduler")
+        try:
+            super()._main_loop()
+        finally:
+            self.has_ended = True
+
+
 class ApschedulerEngine:
     """Calls `calls` from now on, each at once and then every period, from one thread of APScheduler's."""
 
     def __init__(self, calls: Sequence[PeriodicCall], now: Instant) -> None:
-        self._scheduler = BackgroundScheduler(
+        self._scheduler = _Scheduler(
             logger=_apscheduler_log,
             timezone=UTC,  # else it looks for the local time zone in files and variables
             executors={"default": _CallAtOnce()},
@@ -89,6 +103,11 @@ class ApschedulerEngine:
                 misfire_grace_time=None,
             )
         self._scheduler.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether calls are made."""
+        return not self._scheduler.has_ended
 
     def wakeup(self) -> None:
         """Run what is due now: a wait that a suspend has stretched ends."""

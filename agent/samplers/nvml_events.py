@@ -24,6 +24,7 @@ from agent.clock import Clock, stopwatch
 from agent.samplers import nvml_binding as nvml
 from agent.samplers import nvml_event_binding as event_binding
 from agent.samplers.nvml_binding import NvmlError
+from agent.threads import NamedThread
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class NvmlEvents:
             self._wanted = frozenset(uuids)
             self._is_settled = False
             if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
+                self._thread = NamedThread("nvml-events", self._run)
                 self._thread.start()
         self._wake.set()
 

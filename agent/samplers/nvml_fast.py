@@ -18,6 +18,7 @@ from agent.samplers.nvml_calls import NOT_OFFERED
 from agent.samplers.nvml_fast_binding import FastCalls
 from agent.samplers.nvml_fields import POWER_INSTANT
 from agent.samplers.nvml_health import MAX_MILLIWATTS
+from agent.threads import NamedThread
 
 #: Readings kept for a GPU that nobody takes.
 _MOST_READINGS: Final = 1000
@@ -169,8 +170,7 @@ class FastPower:
         self._run_number += 1
         self._call = None
         self._is_out.set()
-        name = "nvml-fast"
-        self._thread = threading.Thread(target=self._run, args=(self._run_number,), name=name, daemon=True)
+        self._thread = NamedThread("nvml-fast", self._run, (self._run_number,))
         self._thread.start()
 
     def _run(self, number: int) -> None:

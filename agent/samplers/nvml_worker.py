@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import queue
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from agent.clock import stopwatch
+from agent.threads import NamedThread
 
 T = TypeVar("T")
 
@@ -43,14 +43,14 @@ class Worker(Generic[T]):
         self.busy = False
         self._answers = answers
         self._tasks: queue.SimpleQueue[Callable[[], T] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._thread: NamedThread | None = None
 
     def submit(self, task: Callable[[], T]) -> None:
         """Hand in a task; raises RuntimeError while the one before is not answered."""
         if self.busy:
             raise RuntimeError(f"{self.name} is busy")
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            self._thread = NamedThread(self.name, self._run)
             self._thread.start()
         self.busy = True
         self._tasks.put(task)

@@ -100,6 +100,7 @@ class FakeMachine:
     """A machine with a scheduler that waits as APScheduler does: deadlines in wall time, sleep in awake time."""
 
     STEP_S = 0.5
+    is_alive = True
 
     def __init__(self, *samplers):
         self.clock = ManualClock(50.0, 1_700_000_000.0)
@@ -231,7 +232,8 @@ def test_suspend_of_an_hour_runs_each_job_once_and_at_once(period_s, caplog):
 
 @pytest.fixture(autouse=True)
 def _log_everything(caplog):
-    caplog.set_level(logging.DEBUG, "agent.schedule")
+    for name in ("agent.schedule", "agent.schedule_jobs"):
+        caplog.set_level(logging.DEBUG, name)
 
 
 # --- probing, faults and statuses, on a clock that the test moves ----------------------------------------------------
