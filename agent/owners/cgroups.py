@@ -37,6 +37,7 @@ class CgroupOwner(NamedTuple):
 
 #: Folders that a path has; what lies deeper says nothing more.
 _PARTS: Final = 64
+_UNIT_CHARACTERS: Final = 128
 _DELETED: Final = " (deleted)"
 
 _ID: Final = r"[0-9a-f]{64}"
@@ -101,8 +102,14 @@ def _of_path(path: str) -> CgroupOwner:
         return CgroupOwner(kind, name[:12], name[:12])
     unit = next((part for part in reversed(parts) if part.endswith((".service", ".scope"))), None)
     if unit is not None and unit not in _NO_UNITS and not _ACCIDENTAL.fullmatch(unit):
-        return CgroupOwner("systemd", unit.replace("\\x2d", "-"))
+        return CgroupOwner("systemd", _shown(unit.replace("\\x2d", "-")))
     return NOBODY
+
+
+def _shown(unit: str) -> str:
+    """Return the name of a unit as text that can be shown: at most 128 characters, others than printable as escapes."""
+    text = unit[:_UNIT_CHARACTERS].encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _user(uid: int) -> CgroupOwner:

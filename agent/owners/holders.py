@@ -120,6 +120,7 @@ class _Join:
         self._place = place
         self._entries: dict[str, _Entry] = {}
         self._pod_keys: dict[PodOwner, str] = {}
+        self._listed_keys: set[str] = set()  # of the jobs whose device list holds the place
 
     def holders(self) -> list[Holder]:
         for file in self._place.claims:
@@ -160,9 +161,12 @@ class _Join:
     def _add_slurm_job(self, job: str) -> None:
         file = self._known.file_of_slurm_job(job)
         if file is not None:
-            self._entry(_of_file(file), 0)
-        elif not any(claim.scheduler == "slurm" and not claim.job_id for claim in self._place.claims):
-            self._entry(_of_slurm(job), 2)
+            entry = self._entry(_of_file(file), 0)
+        elif any(claim.scheduler == "slurm" and not claim.job_id for claim in self._place.claims):
+            return  # most likely that of the job file, which does not tell its number
+        else:
+            entry = self._entry(_of_slurm(job), 2)
+        self._listed_keys.add(entry.holder.job_key)
 
     def _entry_of(self, process: ProcessOwner) -> _Entry | None:
         """Return the holder that a process counts for; None where it may be any of several."""
@@ -173,7 +177,7 @@ class _Join:
         keys = {claim.job_key for claim in self._place.claims if not _contradicts_process(claim, process, user)}
         keys = keys or {self._pod_keys[pod] for pod in self._place.pods if _may_be_of_pod(pod, process)}
         if not keys and process.owner is None:
-            keys = {key for key, entry in self._entries.items() if entry.rank == 2}
+            keys = set(self._listed_keys)
         if len(keys) == 1:
             return self._entries[keys.pop()]
         for key in keys:

@@ -153,6 +153,7 @@ def test_containers(path, owner):
             CgroupOwner("systemd", "tritonserver@1.service"),
         ),
         ("/machine.slice/machine-qemu\\x2d1\\x2dgpu.scope", CgroupOwner("systemd", "machine-qemu-1-gpu.scope")),
+        ("/system.slice/a\x1b[31m.service", CgroupOwner("systemd", "a\\x1b[31m.service")),
         ("/user.slice/user-1000.slice/session-5.scope", CgroupOwner("process", uid=1000)),
         (
             "/user.slice/user-1000.slice/user@1000.service/app.slice/app-blender-3000.scope",
