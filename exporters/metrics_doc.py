@@ -30,7 +30,7 @@ the two differ.
   by name have series; a device keeps its place while it is there. What was left out is counted in
   `warpwatch_sampler_errors_total` with `reason="too_many_devices"`. Judgements see all devices.
 - At the level summary a node has at most 120 series for each GPU (or MIG instance) and 150 beside them. At the level
-  full it has up to 1,100 beside them: 10 more for each network interface, 66 at most for each InfiniBand port, 3 for
+  full it has up to 1,200 beside them: 10 more for each network interface, 75 at most for each InfiniBand port, 3 for
   each disk, 1 for each file system and 11 of the node.
 - A label value has at most 256 characters; a longer one is cut and ends in a digest of the whole. Bytes that are no
   UTF-8 are written as escapes.
@@ -41,7 +41,8 @@ the two differ.
 - `process_*` (CPU time, memory, open files, start time) are of the agent itself.
 - Every GPU has one `warpwatch_gpu_owner_info`, whoever holds it, and a MIG instance one more. Join it with
   `X * on(job, instance, uuid, GPU_I_ID) group_left(job_key, job_id, owner_pod) warpwatch_gpu_owner_info`. `owners` is
-  "0" where nobody holds the GPU, and empty where that cannot be seen.
+  "0" where nobody holds the GPU, and empty where that cannot be seen. With `[export] owner_user = true`, both owner
+  series have the label `owner_user` as well; else no page names a user.
 """
 
 

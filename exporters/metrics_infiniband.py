@@ -17,8 +17,8 @@ _LABELS: Final = ("device", "port")
 _STATES: Final = {"nop": 0, "down": 1, "init": 2, "armed": 3, "active": 4, "active_defer": 5}
 #: GPUs near one port that have series; so many are in a node.
 _NEAR_GPUS: Final = 8
-#: Series of hardware counters of one port that have no name in node_exporter, as those of EFA.
-OTHER_COUNTER_SERIES: Final = 16
+#: Series of hardware counters of one port that have no family of their own.
+OTHER_COUNTER_SERIES: Final = 12
 
 #: Files of counters/ that the sampler reads: the name of the series, and what it counts.
 _COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
@@ -109,6 +109,24 @@ _HW_COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
     "rx_icrc_encapsulated": ("rx_icrc_encapsulated_errors_total", "RoCE packets received with a wrong checksum."),
 }
 
+#: Files of hw_counters/ of EFA, which node_exporter does not read, likewise.
+_EFA_COUNTERS: Final[Mapping[str, tuple[str, str]]] = {
+    "send_bytes": ("send_bytes_total", "Bytes sent by send requests."),
+    "recv_bytes": ("recv_bytes_total", "Bytes received by send requests of others."),
+    "rdma_read_bytes": ("rdma_read_bytes_total", "Bytes read from others by RDMA."),
+    "rdma_read_resp_bytes": ("rdma_read_resp_bytes_total", "Bytes that others read by RDMA."),
+    "rdma_write_bytes": ("rdma_write_bytes_total", "Bytes written to others by RDMA."),
+    "rdma_write_recv_bytes": ("rdma_write_recv_bytes_total", "Bytes that others wrote by RDMA."),
+    "retrans_bytes": ("retrans_bytes_total", "Bytes sent again."),
+    "retrans_pkts": ("retrans_packets_total", "Packets sent again."),
+    "retrans_timeout_events": ("retrans_timeout_events_total", "Times that a packet was sent again for a timeout."),
+    "rdma_read_wr_err": ("rdma_read_errors_total", "RDMA reads that ended in an error."),
+    "rdma_write_wr_err": ("rdma_write_errors_total", "RDMA writes that ended in an error."),
+    "rx_drops": ("rx_drops_total", "Packets received and dropped."),
+    "impaired_remote_conn_events": ("impaired_remote_conn_events_total", "Times that a connection became bad."),
+    "unresponsive_remote_events": ("unresponsive_remote_events_total", "Times that a remote side did not answer."),
+}
+
 
 def _ports(snapshot: NodeSnapshot) -> Sequence[InfinibandPort]:
     return sorted(snapshot.infiniband_ports, key=lambda port: (port.device, port.port))
@@ -128,12 +146,15 @@ def _counter(file: str, name: str, text: str) -> MetricDef:
 
 
 def _hw_counter(file: str, name: str, text: str) -> MetricDef:
-    return _port(name, "counter", "", f"{text[:-1]} ({file} of hw_counters).", lambda port: port.hw_counters.get(file))
+    unit = "bytes" if name.endswith("_bytes_total") else ""
+    return _port(
+        name, "counter", unit, f"{text[:-1]} ({file} of hw_counters).", lambda port: port.hw_counters.get(file)
+    )
 
 
 def _other_counters(snapshot: NodeSnapshot) -> Series:
     for port in _ports(snapshot):
-        others = sorted(file for file in port.hw_counters if file not in _HW_COUNTERS)
+        others = sorted(file for file in port.hw_counters if file not in _HW_COUNTERS and file not in _EFA_COUNTERS)
         for file in others[:OTHER_COUNTER_SERIES]:
             yield (port.device, str(port.port), file), port.hw_counters[file]
 
@@ -203,13 +224,13 @@ INFINIBAND_FULL_METRICS: Final[tuple[MetricDef, ...]] = (
         lambda port: port.transmit_packets_total,
     ),
     *(_counter(file, name, text) for file, (name, text) in _COUNTERS.items()),
-    *(_hw_counter(file, name, text) for file, (name, text) in _HW_COUNTERS.items()),
+    *(_hw_counter(file, name, text) for file, (name, text) in {**_HW_COUNTERS, **_EFA_COUNTERS}.items()),
     MetricDef(
         name="infiniband_hw_total",
         kind="counter",
         unit="",
-        help="Counters of the hardware that node_exporter has no name for, as those of EFA, by the file in "
-        f"hw_counters. At most {OTHER_COUNTER_SERIES} series a port.",
+        help="Events and packets that other hardware counts (bnxt_re, irdma), by the file in hw_counters. "
+        f"At most {OTHER_COUNTER_SERIES} series a port.",
         labels=(*_LABELS, "counter"),
         values=_other_counters,
         host="full",

@@ -104,7 +104,7 @@ def owner_metrics(*, owner_user: bool = False) -> tuple[MetricDef, ...]:
             unit="",
             help="Who holds the GPU; always 1 and exactly one series per GPU. `owners` is the number of holders, empty "
             "where it cannot be seen. The labels after it are empty where nobody or more than one holds it. A divided "
-            "card is held by whoever holds its instances. `owner_user` is there with `[export] owner_user` only.",
+            "card is held by whoever holds its instances.",
             labels=(*WORK_LABELS, "owners", *labels),
             values=info,
         ),
