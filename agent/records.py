@@ -162,6 +162,9 @@ class GpuHealth(Record):
     nvlink_crc_errors_total: int | None = None  # summed over links
     nvlink_replay_errors_total: int | None = None
     nvlink_recovery_errors_total: int | None = None
+    nvlink_integrity_errors_total: int | None = None  # field 211, NVLink 5: a link's own errors came too often
+    nvlink_failed_recoveries_total: int | None = None  # field 214, NVLink 5
+    nvlink_effective_errors_total: int | None = None  # field 219, NVLink 5: left after forward error correction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,7 +167,8 @@ def test_errors_of_links_are_spread_and_add_up(emulator: Emulator) -> None:
 
 
 def test_nvlink_5_counts_bytes_and_errors_in_its_own_fields(nvml_emulator: EmulatorFactory) -> None:
-    nvml_emulator(SCRIPT + "gpu 0 nvlink_version 5\ngpu 0 architecture blackwell\n").freeze(0)
+    script = SCRIPT + "gpu 0 nvlink_version 5\ngpu 0 architecture blackwell\n@ 0\n0 nvlink_integrity_errors=4\n"
+    nvml_emulator(script).freeze(0)
     pynvml.nvmlInit()
     assert field(device(), (202, 0), (204, 3), (208, 0), (211, 3), (215, 0), (215, 1)) == [
         (0, value) for value in (1000 * 1024, 2000 * 1024, 3, 1, 1, 0)

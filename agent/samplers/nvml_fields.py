@@ -34,7 +34,10 @@ PCIE_RECEIVE: Final = (198, 0)
 NVLINK5_TRANSMIT: Final = 202
 NVLINK5_RECEIVE: Final = 204
 NVLINK5_RECEIVE_ERRORS: Final = 208
+NVLINK5_INTEGRITY_ERRORS: Final = 211
+NVLINK5_FAILED_RECOVERIES: Final = 214
 NVLINK5_RECOVERIES: Final = 215
+NVLINK5_EFFECTIVE_ERRORS: Final = 219
 RECOVERY_ACTION: Final = (230, 0)
 
 #: Nanoseconds for which a reason held the clocks down, by the first driver version of a numbering.

@@ -72,6 +72,9 @@ def read_health(calls: Calls, links: Links, guards: Guards, key: GpuKey, now: In
         nvlink_crc_errors_total=believed("nvlink crc", link_errors["crc"]),
         nvlink_replay_errors_total=believed("nvlink replay", link_errors["replay"]),
         nvlink_recovery_errors_total=believed("nvlink recovery", link_errors["recovery"]),
+        nvlink_integrity_errors_total=believed("nvlink integrity", link_errors["integrity"]),
+        nvlink_failed_recoveries_total=believed("nvlink failed", link_errors["failed recovery"]),
+        nvlink_effective_errors_total=believed("nvlink effective", link_errors["effective"]),
     )
     return health if health != GpuHealth(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=key) else None
 

@@ -26,8 +26,14 @@ _TOTALS: Final = {
     "replay": (ids.NVLINK_REPLAY_ERRORS,),
     "recovery": (ids.NVLINK_RECOVERY_ERRORS,),
 }
-#: NVLink 5 counts no replays by a field.
+#: NVLink 5 counts no replays: it corrects errors forward, and what it sends again is no error of its own.
 _NVLINK5_ERRORS: Final = {"crc": ids.NVLINK5_RECEIVE_ERRORS, "recovery": ids.NVLINK5_RECOVERIES}
+#: What NVLink 5 counts beside these.
+_NVLINK5_MORE: Final = {
+    "integrity": ids.NVLINK5_INTEGRITY_ERRORS,
+    "failed recovery": ids.NVLINK5_FAILED_RECOVERIES,
+    "effective": ids.NVLINK5_EFFECTIVE_ERRORS,
+}
 
 
 class Links:
@@ -49,7 +55,7 @@ class Links:
                 sums.append(self._kibibytes(value_of(found.get(field)), found.get(field)))
                 continue
             kibibytes = self._sum(self._each(field[0]))
-            sums.append(self._calls.count(kibibytes, _KIBIBYTE) if kibibytes is not None else self._bytes(newer))
+            sums.append(self._calls.count(kibibytes, _KIBIBYTE) if kibibytes is not None else self._count_of(newer))
         if sums == [None, None]:
             fields = (ids.NVLINK_TRANSMIT[0], ids.NVLINK_RECEIVE[0], ids.NVLINK5_TRANSMIT, ids.NVLINK5_RECEIVE)
             ways = [ids.NVLINK_TRANSMIT, ids.NVLINK_RECEIVE, *(way for field in fields for way in self._each(field))]
@@ -60,7 +66,10 @@ class Links:
         """Return the errors since the driver was loaded, by kind."""
         fields = [field for kind in _TOTALS.values() for field in kind]
         found = self._calls.fields("NVLink error fields", fields)
-        return {kind: self._errors_of(kind, totals, found) for kind, totals in _TOTALS.items()}
+        errors = {kind: self._errors_of(kind, totals, found) for kind, totals in _TOTALS.items()}
+        # Where the links have totals they are older than version 5.
+        is_older = any(field in found for field in fields)
+        return errors | {kind: None if is_older else self._count_of(field) for kind, field in _NVLINK5_MORE.items()}
 
     def _errors_of(
         self, kind: str, totals: Sequence[nvml.FieldId], found: dict[nvml.FieldId, nvml.FieldReading]
@@ -86,7 +95,7 @@ class Links:
                     return None
         return total
 
-    def _bytes(self, field: int) -> int | None:
+    def _count_of(self, field: int) -> int | None:
         return self._calls.count(self._sum(self._each(field)))
 
     def _kibibytes(self, value: float | None, reading: nvml.FieldReading | None) -> int | None:

@@ -149,13 +149,18 @@ def test_link_errors_miss_no_link_that_they_held_before(emulator, sampler):
 
 
 def test_nvlink_5_is_read_link_by_link(nvml_emulator, sampler):
-    emulator = nvml_emulator(SCRIPT.replace("nvlink_links 18", "nvlink_links 18\ngpu 0 nvlink_version 5"))
+    # 20, 3 and 37 over 18 links: 2 or 1, 1 or 0, 3 or 2.
+    more = "0 nvlink_integrity_errors=20 nvlink_failed_recoveries=3 nvlink_effective_errors=37\n"
+    emulator = nvml_emulator(SCRIPT.replace("nvlink_links 18", "nvlink_links 18\ngpu 0 nvlink_version 5") + more)
     emulator.fail(INVALID_ARGUMENT, call="field:138")
     emulator.fail(INVALID_ARGUMENT, call="field:139")
     records = sample_at(emulator, sampler, 0)
     sample, health = of(records, GpuSample), of(records, GpuHealth)
     assert (sample.nvlink_transmit_bytes_total, sample.nvlink_receive_bytes_total) == (1800 * 1024, 3600 * 1024)
     assert (health.nvlink_crc_errors_total, health.nvlink_recovery_errors_total) == (80, 10)
+    assert health.nvlink_replay_errors_total is None  # not counted there
+    assert (health.nvlink_integrity_errors_total, health.nvlink_failed_recoveries_total) == (20, 3)
+    assert health.nvlink_effective_errors_total == 37
     assert sampler.errors == {}
 
 

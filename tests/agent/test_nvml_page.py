@@ -107,6 +107,9 @@ RAW = {
     "GpuHealth.nvlink_crc_errors_total": ("nvlink_crc_errors", 80),
     "GpuHealth.nvlink_replay_errors_total": ("nvlink_replay_errors", 9),
     "GpuHealth.nvlink_recovery_errors_total": ("nvlink_recovery_errors", 10),
+    "GpuHealth.nvlink_integrity_errors_total": ("nvlink_integrity_errors", 21),
+    "GpuHealth.nvlink_failed_recoveries_total": ("nvlink_failed_recoveries", 22),
+    "GpuHealth.nvlink_effective_errors_total": ("nvlink_effective_errors", 23),
     "GpuLimits.power_limit_watts": ("power_limit_milliwatts", 700000),
     "GpuLimits.sm_clock_max_hertz": ("sm_clock_max_megahertz", 1980),
     "GpuLimits.memory_clock_max_hertz": ("memory_clock_max_megahertz", 3201),
@@ -127,8 +130,11 @@ SCRIPT = (
 
 
 @pytest.fixture
-def emulator(nvml_emulator: EmulatorFactory) -> Emulator:
-    return nvml_emulator(SCRIPT)
+def emulator(nvml_emulator: EmulatorFactory, request: pytest.FixtureRequest) -> Emulator:
+    """Play a board of the kind that has the field which is tried."""
+    row = request.node.callspec.params["row"]
+    is_newer = row.since.endswith("(NVLink 5)")
+    return nvml_emulator(SCRIPT.replace("\n@ 0", "\ngpu 0 nvlink_version 5\n@ 0") if is_newer else SCRIPT)
 
 
 @pytest.fixture

@@ -255,6 +255,9 @@ def _health_values(health: GpuHealth) -> dict[str, float | None]:
         "nvlink_crc_errors": health.nvlink_crc_errors_total,
         "nvlink_replay_errors": health.nvlink_replay_errors_total,
         "nvlink_recovery_errors": health.nvlink_recovery_errors_total,
+        "nvlink_integrity_errors": health.nvlink_integrity_errors_total,
+        "nvlink_failed_recoveries": health.nvlink_failed_recoveries_total,
+        "nvlink_effective_errors": health.nvlink_effective_errors_total,
     }
 
 

@@ -43,6 +43,9 @@ enum value_kind { GAUGE, COUNTER, STEPS };
     X(NVLINK_CRC, "nvlink_crc_errors", STEPS) /* sums over the links, as are the next two */                           \
     X(NVLINK_REPLAYS, "nvlink_replay_errors", STEPS)                                                                   \
     X(NVLINK_RECOVERIES, "nvlink_recovery_errors", STEPS)                                                              \
+    X(NVLINK_INTEGRITY, "nvlink_integrity_errors", STEPS) /* these three from version 5 of NVLink on */                  \
+    X(NVLINK_FAILED_RECOVERIES, "nvlink_failed_recoveries", STEPS)                                                     \
+    X(NVLINK_EFFECTIVE, "nvlink_effective_errors", STEPS)                                                              \
     X(NVLINK_INACTIVE, "nvlink_inactive_links", GAUGE) /* so many of the last links are down */                        \
     X(ECC_CORRECTED_VOLATILE, "ecc_corrected_volatile", STEPS)                                                         \
     X(ECC_UNCORRECTED_VOLATILE, "ecc_uncorrected_volatile", STEPS)                                                     \
