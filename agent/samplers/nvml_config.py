@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+
+from agent.records import (
+    GpuFastPower,
+    GpuHealth,
+    GpuInfo,
+    GpuLimits,
+    GpuMigInfo,
+    GpuSample,
+    GpuSlowSample,
+    GpuState,
+    Record,
+)
 
 #: Least and most that makes sense of each key: shorter would disturb the driver, longer would be blind.
 _RANGES: Final = (
@@ -62,6 +75,18 @@ class NvmlConfig:
     """Longest such pause."""
     start_tries: int = 5
     """Failed starts in a row, by a cause that only a new process ends, until the sampler asks for one."""
+
+    def record_periods_s(self) -> Mapping[type[Record], float]:
+        """Return how often each record of this sampler comes, for whoever judges its age."""
+        core: tuple[type[Record], ...] = (GpuState, GpuSample)
+        slow: tuple[type[Record], ...] = (GpuSlowSample, GpuHealth)
+        limits: tuple[type[Record], ...] = (GpuInfo, GpuLimits, GpuMigInfo)
+        return {
+            **dict.fromkeys(core, self.period_s),
+            **dict.fromkeys(slow, max(self.slow_period_s, self.period_s)),
+            **dict.fromkeys(limits, max(self.limits_period_s, self.period_s)),
+            GpuFastPower: max(self.fast_period_s, self.period_s),
+        }
 
     def __post_init__(self) -> None:
         """Raise ValueError where a period, a deadline or a rate cannot be meant."""

@@ -19,6 +19,7 @@ from agent.records import (
     GpuMigInfo,
     GpuSample,
     GpuSlowSample,
+    GpuState,
     Record,
 )
 from agent.samplers import nvml_fields as ids
@@ -179,6 +180,12 @@ def test_the_sampler_keeps_the_periods_of_the_records():
     assert config.slow_period_s == PERIODS_S[GpuSlowSample] == PERIODS_S[GpuHealth]
     assert config.limits_period_s == PERIODS_S[GpuLimits] == PERIODS_S[GpuMigInfo] == PERIODS_S[GpuInfo]
     assert config.fast_period_s == PERIODS_S[GpuFastPower]
+
+
+def test_the_periods_of_records_follow_the_configuration():
+    assert NvmlConfig().record_periods_s() == {kind: PERIODS_S[kind] for kind in (*KINDS, GpuState)}
+    periods_s = NvmlConfig(period_s=10.0, slow_period_s=30.0, limits_period_s=300.0).record_periods_s()
+    assert [periods_s[kind] for kind in (GpuSample, GpuHealth, GpuLimits, GpuFastPower)] == [10.0, 30.0, 300.0, 10.0]
 
 
 def test_metrics_are_those_of_the_table_of_metrics():
