@@ -9,6 +9,7 @@ PATH=/usr/sbin:/usr/bin:/sbin:/bin # Slurm gives prologs none
 export PATH
 LC_ALL=C # ranges of characters are those of ASCII
 export LC_ALL
+umask 022 # the agent is another user
 folder=${1:-/run/warpwatch/jobs.d}
 proc=${2:-/proc}
 
