@@ -153,18 +153,24 @@ class ProcessOwners:
         return seen.process
 
     def _numbered(self, pid: int, owner: CgroupOwner) -> CgroupOwner:
-        """Return a job known by its SLUID with its number instead, where the slurmstepd above the process tells it."""
+        """Return a job known by its SLUID with its number instead, where the slurmstepd above the process tells it.
+
+        The command line of a slurmstepd of root alone is read: that of a job's own program is private, and could lie.
+        """
+        _, _, parent = self._status(pid)
         for _ in range(_ANCESTORS):
-            _, _, pid = self._status(pid)
-            if pid <= 1:
+            if parent <= 1:
                 break
-            try:
-                with (self._proc / str(pid) / "cmdline").open("rb", buffering=0) as file:
-                    step = _STEP.match(file.read(256) or b"")
-            except OSError:
-                break
-            if step:
-                return owner._replace(name=step[1].decode())
+            name, uid, above = self._status(parent)
+            if name == "slurmstepd" and uid == 0:
+                try:
+                    with (self._proc / str(parent) / "cmdline").open("rb", buffering=0) as file:
+                        step = _STEP.match(file.read(256) or b"")
+                except OSError:
+                    break
+                if step:
+                    return owner._replace(name=step[1].decode())
+            parent = above
         return owner
 
     def _status(self, pid: int) -> tuple[str, int | None, int]:

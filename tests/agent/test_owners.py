@@ -256,9 +256,11 @@ def test_a_sluid_is_resolved_by_the_slurmstepd_above(node):
     node.process(50, "/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/slurm", name="slurmstepd", uid=0)
     (node.proc / "50" / "cmdline").write_bytes(b"slurmstepd: [812345.0]\0")
     path = "/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0"
-    node.process(60, path, name="torchrun", parent=50)
-    (node.proc / "60" / "cmdline").write_bytes(b"torchrun\0slurmstepd: [1.0]\0")
-    node.on(CARD, node.process(100, path, parent=60))
+    node.process(60, path, name="slurmstepd", parent=50)  # a program of the job that poses as one
+    (node.proc / "60" / "cmdline").write_bytes(b"slurmstepd: [1.0]\0")
+    node.process(70, path, name="torchrun", parent=60, uid=0)
+    (node.proc / "70" / "cmdline").write_bytes(b"slurmstepd: [2.0]\0")
+    node.on(CARD, node.process(100, path, parent=70))
     assert node.holders()[0][:3] == ("slurm:812345", "812345", "slurm")
 
 
