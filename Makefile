@@ -24,7 +24,7 @@ lint: $(VENV)/installed
 	$(BIN)/mypy
 
 golden: $(VENV)/installed
-	$(BIN)/python -m pytest -q tests/exporters/test_golden.py --update-golden
+	$(BIN)/python -m pytest -q tests/exporters/test_golden.py tests/end_to_end/test_machine_pages.py --update-golden
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.bench

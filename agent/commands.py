@@ -152,7 +152,7 @@ def record(arguments: argparse.Namespace) -> int:
     """Write what the samplers bring into a trace until the time is up or the process is told to stop."""
     from agent.daemon import build_samplers
     from agent.record import Recorder, recording_header
-    from agent.records import PERIODS_S, GpuSample
+    from agent.records import PERIODS_S, GpuSample, Tick
     from agent.schedule import Schedule
     from agent.trace import TraceWriter
 
@@ -164,7 +164,13 @@ def record(arguments: argparse.Namespace) -> int:
     header = recording_header(arguments.label, PERIODS_S[GpuSample], [sampler.name for sampler in samplers.all])
     with TraceWriter(arguments.out, header) as writer, _progress("recording", "s", arguments.duration) as advance:
         recorder = Recorder(writer, identify=arguments.identify)
-        schedule = Schedule(samplers.all, clock, recorder.deliver)
+
+        def deliver(tick: Tick) -> None:
+            samplers.observe(tick)
+            recorder.deliver(tick)
+
+        schedule = Schedule(samplers.all, clock, deliver)
+        samplers.start()
         schedule.start()
         elapsed_s = 0.0
         while not (stop.is_set() or recorder.failure) and (
@@ -175,6 +181,7 @@ def record(arguments: argparse.Namespace) -> int:
             elapsed_s += step_s
             advance(step_s)
         schedule.stop(2.0)
+        samplers.close()
         if recorder.failure:
             raise FaultError(f"{recorder.failure}; the recording ends after {recorder.ticks} ticks")
     log.info("recorded %d ticks in %s", recorder.ticks, arguments.out)

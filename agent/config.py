@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from agent.config_loader import dump_toml, load_toml
+from agent.pod_resources.client import PodResourcesConfig
 from agent.samplers.nvml_config import NvmlConfig
 from agent.samplers.xid import XidConfig
 from classifier.detectors.registry import DetectorsConfig
@@ -42,6 +43,11 @@ class ExportConfig:
 
     #: Address and port of /metrics and the landing page; ":9836" listens on all addresses.
     listen: str = ":9836"
+    #: Which families of the host are exported: "summary" is what labels and alerts need, "full" adds what node_exporter
+    #: has too, "off" leaves all of them to it.
+    host: Literal["summary", "full", "off"] = "summary"
+    #: Whether owner series and the landing page name users; jobs, pods and containers are named in any case.
+    owner_user: bool = False
 
     def __post_init__(self) -> None:
         """Raise UsageError for an address that cannot be one."""
@@ -59,7 +65,28 @@ class SamplersConfig:
     nvml: bool = True
     xid: bool = True
     network: bool = True
+    infiniband: bool = True
     disk: bool = True
+    filesystems: bool = True
+    pressure: bool = True
+    #: The processes that hold GPUs, with their descendants.
+    processes: bool = True
+    #: Who holds the GPUs: jobs, pods, containers, units, users.
+    owners: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnersTable:
+    """Table `[owners]`: how it is found out who holds a GPU. docs/privacy.md says what is read and who can see it."""
+
+    #: Where a Slurm prolog, a launcher or a pod's hook puts its job files (docs/jobs.md).
+    jobs_folder: Path = Path("/run/warpwatch/jobs.d")
+    #: Whether the program of a process on a GPU is looked up in the table of known programs.
+    programs: bool = True
+    #: Whether users that /etc/passwd does not hold are looked up by the system, which may wait for a directory service.
+    ask_system_for_users: bool = False
+    #: Whether the kubelet is asked for the names of pods, where its socket is there; needs warpwatch[kubernetes].
+    pod_resources: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +98,8 @@ class Config:
     samplers: SamplersConfig = field(default_factory=SamplersConfig)
     nvml: NvmlConfig = field(default_factory=NvmlConfig)
     xid: XidConfig = field(default_factory=XidConfig)
+    owners: OwnersTable = field(default_factory=OwnersTable)
+    pod_resources: PodResourcesConfig = field(default_factory=PodResourcesConfig)
     labels: LabellerConfig = field(default_factory=LabellerConfig)
     detectors: DetectorsConfig = field(default_factory=DetectorsConfig)
 

@@ -13,18 +13,20 @@ from agent.clock import Clock, Instant
 from agent.composition import build_pipeline
 from agent.config import Config
 from agent.driver_state import DriverState, DriverStateFile
+from agent.gpu_roster import GpuRoster
+from agent.host import build_host
 from agent.importers import Trace, open_trace
 from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
+from agent.pod_resources.client import PodResources
 from agent.records import Tick
 from agent.samplers import Sampler
 from agent.samplers.demo import DemoSampler
-from agent.samplers.diskstats import DiskstatsSampler
-from agent.samplers.net_dev import NetDevSampler
 from agent.samplers.nvml import NvmlSampler
 from agent.samplers.nvml_events import NvmlEvents
 from agent.samplers.pci import ExpectedGpus
 from agent.samplers.xid import XidSampler
 from agent.schedule import Schedule
+from exporters.metrics import metric_table
 from exporters.prometheus import PrometheusPage
 from exporters.snapshot import NodeSnapshot
 from exporters.web import WebApp, WebServer, parse_listen
@@ -45,6 +47,18 @@ class Samplers:
     expected: ExpectedGpus
     nvml: NvmlSampler | None = None
     demo: DemoSampler | None = None
+    roster: GpuRoster | None = None  # where NVML is sampled
+    pods: PodResources | None = None
+
+    def start(self) -> None:
+        """Start what runs beside the schedule."""
+        if self.pods is not None:
+            self.pods.start()
+
+    def observe(self, tick: Tick) -> None:
+        """Tell the samplers of processes and owners what the NVML sampler found; takes every tick before it goes on."""
+        if self.roster is not None:
+            self.roster.observe(tick)
 
     def gpu_counts(self, now: Instant) -> tuple[int | None, int | None]:
         """Return how many GPUs are expected and how many are visible; None where no sampler knows."""
@@ -54,16 +68,22 @@ class Samplers:
             return self.demo.gpu_count, self.demo.gpu_count
         return None, None
 
+    def close(self) -> None:
+        """Release what the samplers hold; after the schedule's end."""
+        if self.pods is not None:
+            self.pods.close()
+
 
 def build_samplers(config: Config, clock: Clock, demo: Trace | None = None) -> Samplers:
     """Return the samplers that the configuration asks for; `demo` is played in the place of NVML."""
     player = DemoSampler(demo, demo.header.interval_s) if demo else None
-    nvml = None
+    nvml = roster = None
     chosen: list[Sampler] = [player] if player else []
     if config.samplers.nvml and player is None:
         # The thread that waits for events holds the library too, so the sampler tells it when to let go.
         events = NvmlEvents(clock)
         nvml = NvmlSampler(config.nvml, companions=(events,) if config.samplers.xid else ())
+        roster = GpuRoster()
         chosen.append(nvml)
         if config.samplers.xid:
             chosen.append(
@@ -76,12 +96,9 @@ def build_samplers(config: Config, clock: Clock, demo: Trace | None = None) -> S
                     on_xid=nvml.refresh_limits,
                 )
             )
-    if config.samplers.network:
-        chosen.append(NetDevSampler(config.agent.proc_root, config.agent.sys_root))
-    if config.samplers.disk:
-        chosen.append(DiskstatsSampler(config.agent.proc_root, config.agent.sys_root))
+    host = build_host(config, clock, roster)
     expected = ExpectedGpus(config.agent.sys_root, config.samplers.expected_gpus)
-    return Samplers(tuple(chosen), expected, nvml, player)
+    return Samplers((*chosen, *host.samplers), expected, nvml, player, roster, host.pods)
 
 
 class Daemon:
@@ -109,7 +126,12 @@ class Daemon:
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
         host, port = parse_listen(listen or config.export.listen)
-        self._server = WebServer(WebApp(self.snapshot), host, port)
+        app = WebApp(
+            self.snapshot,
+            table=metric_table(config.export.host, owner_user=config.export.owner_user),
+            owner_user=config.export.owner_user,
+        )
+        self._server = WebServer(app, host, port)
 
     @property
     def url(self) -> str:
@@ -154,14 +176,17 @@ class Daemon:
     def start(self) -> None:
         """Open the port, then start sampling; raises FaultError where the port cannot be had."""
         self._server.start()
+        self._samplers.start()
         self._schedule.start()
 
     def stop(self) -> None:
         """Stop sampling and serving and release the driver, within two seconds."""
         self._schedule.stop(STOP_TIMEOUT_S)
+        self._samplers.close()
         self._server.stop()
 
     def _deliver(self, tick: Tick) -> None:
+        self._samplers.observe(tick)
         with self._lock:
             self._pipeline.ingest(tick)
         # The first records are shown at once.
@@ -200,7 +225,14 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     samplers, pipeline, notice = _build(config, clock, demo)
     if notice:
         log.warning(notice)
-    schedule = Schedule(samplers.all, clock, pipeline.ingest)
+
+    def deliver(tick: Tick) -> None:
+        samplers.observe(tick)
+        pipeline.ingest(tick)
+
+    schedule = Schedule(samplers.all, clock, deliver)
+    if samplers.pods is not None:
+        samplers.pods.refresh()
     schedule.run_once()
     now = clock.now()
     pipeline.judge(now)
@@ -208,7 +240,8 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     snapshot = pipeline.snapshot(now, samplers=schedule.statuses(), gpus_expected=expected, gpus_visible=visible)
     for sampler in samplers.all:
         sampler.close()
-    return PrometheusPage(lambda: snapshot).render() or b""
+    table = metric_table(config.export.host, owner_user=config.export.owner_user)
+    return PrometheusPage(lambda: snapshot, table=table).render() or b""
 
 
 def _build(config: Config, clock: Clock, demo: Path | None) -> tuple[Samplers, Pipeline, str | None]:

@@ -19,6 +19,8 @@ from agent.mig_layout import card_of
 from agent.records import (
     PERIODS_S,
     DiskSample,
+    FilesystemSample,
+    GpuDirectStorageSample,
     GpuHealth,
     GpuInfo,
     GpuKey,
@@ -29,8 +31,12 @@ from agent.records import (
     GpuSlowSample,
     GpuState,
     GpuXids,
+    InfinibandPort,
     InfinibandSample,
+    NetworkLink,
     NetworkSample,
+    NvswitchSxids,
+    PressureSample,
     ProcessSample,
     Record,
     Tick,
@@ -170,6 +176,12 @@ class Pipeline:
             networks=self._devices.choose(NetworkSample, self._fresh(now, NetworkSample)),
             infiniband=self._devices.choose(InfinibandSample, self._fresh(now, InfinibandSample)),
             disks=self._devices.choose(DiskSample, self._fresh(now, DiskSample)),
+            filesystems=self._devices.choose(FilesystemSample, self._fresh(now, FilesystemSample)),
+            network_links=self._devices.more_of_chosen(NetworkLink, self._fresh(now, NetworkLink)),
+            infiniband_ports=self._devices.more_of_chosen(InfinibandPort, self._fresh(now, InfinibandPort)),
+            gpu_direct_storage=next(iter(self._fresh(now, GpuDirectStorageSample)), None),
+            pressure=next(iter(self._fresh(now, PressureSample)), None),
+            sxids=self._fresh(now, NvswitchSxids),
             assessments=self._assessments,
             finding_totals=self.findings.totals,
             xid_actions=self._xid_actions,
@@ -221,7 +233,7 @@ class Pipeline:
         return "ok" if has_samples and (card,) not in self._latest[GpuState] else None
 
     def _is_ready(self, now: Instant, samplers: Sequence[SamplerStatus]) -> bool:
-        """Return whether a source brings records, and none that ever did has stopped; GPUs count as one of them."""
+        """Return whether a source is read, and none that ever was has stopped; GPUs count as one of them."""
         if not samplers:
             return any(self._latest.values())
         age_s = max(READY_AGE_S, STALE_PERIODS * self._sample_interval_s)

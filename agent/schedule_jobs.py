@@ -131,7 +131,7 @@ class SamplerJob(Job):
         self._is_probe_wanted = False
         self._probe_s = clock.now().monotonic_s
         self._wait_s = config.probe_first_s
-        self._brought_records = False
+        self._answered = False
         self._duration_s: float | None = None
         self._success: Instant | None = None
         self._errors: Mapping[str, int] = {}
@@ -153,7 +153,7 @@ class SamplerJob(Job):
         super().run()
         self._duration_s = stopwatch() - started_s
         # Only now, so that a reader in the middle of a run does not take it for a failure.
-        self._brought_records = self._success is not before
+        self._answered = self._success is not before
         # Copied here, in the sampler's own thread: a reader never sees a mapping that changes.
         self._errors = dict(Counter(self._sampler.errors) + self.errors)
 
@@ -171,11 +171,11 @@ class SamplerJob(Job):
                 return
         records = tuple(self._sampler.sample(now))
         self._is_here = True
+        self._wait_s = self._config.probe_first_s
+        # Before the delivery, so that what it publishes counts this very run.
+        self._success = now
+        self._answered = True
         if records:
-            self._wait_s = self._config.probe_first_s
-            # Before the delivery, so that what it publishes counts this very run.
-            self._success = now
-            self._brought_records = True
             self._deliver(Tick(monotonic_s=now.monotonic_s, wall_s=now.wall_s, records=records))
         self.succeeded(now)
 
@@ -197,7 +197,7 @@ class SamplerJob(Job):
             errors["overrun"] = overruns
         return SamplerStatus(
             name=self.name,
-            success=self._brought_records
+            success=self._answered
             and success is not None
             and now.monotonic_s - success.monotonic_s <= self._config.stale_periods * self.period_s,
             duration_s=self._duration_s,

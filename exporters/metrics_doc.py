@@ -34,7 +34,7 @@ the two differ.
   each disk, 1 for each file system and 11 of the node.
 - A label value has at most 256 characters; a longer one is cut and ends in a digest of the whole. Bytes that are no
   UTF-8 are written as escapes.
-- `/-/ready` answers 200 while at least one source brings records and none that ever did has stopped for 15 s (three
+- `/-/ready` answers 200 while at least one source is read and none that ever was has stopped for 15 s (three
   distances of the samples where that is longer). It answers 503 and names the source otherwise: also while
   `warpwatch driver release` holds, and where no GPU brings samples any more. A source that was never there is no fault.
 - No series has a host, job or instance label of our own: Prometheus adds those.

@@ -131,7 +131,7 @@ AGENT_METRICS: Final[tuple[MetricDef, ...]] = (
     _sampler(
         "sampler_success",
         "",
-        "Whether the last run of the sampler brought records: 0 or 1.",
+        "Whether the last run of the sampler read its source: 0 or 1.",
         lambda status: int(status.success),
     ),
     _sampler(
@@ -143,7 +143,7 @@ AGENT_METRICS: Final[tuple[MetricDef, ...]] = (
     _sampler(
         "sampler_last_success_timestamp_seconds",
         "seconds",
-        "Wall time of the last run of the sampler that brought records; absent before the first.",
+        "Wall time of the last run of the sampler that read its source; absent before the first.",
         lambda status: status.last_success_wall_s,
     ),
     MetricDef(

@@ -49,7 +49,7 @@ class Sampler(Protocol):
         ...
 
     def sample(self, now: Instant) -> Sequence[Record]:
-        """Return the records of this tick.
+        """Return the records of this tick; none where there is nothing to tell, as of a host without network mounts.
 
         A field that cannot be read is None and counted in `errors`; raises SourceUnavailableError where nothing
         can be read at all.
@@ -66,7 +66,7 @@ class SamplerStatus:
     """How one sampler fared: what `warpwatch_sampler_*` export. Kept by the schedule."""
 
     name: str
-    success: bool  # the last run brought records
+    success: bool  # the last run read its source
     duration_s: float | None = None  # of the last run
     last_success_wall_s: float | None = None  # None before the first
     errors: Mapping[str, int] = field(default_factory=dict)  # failed readings by reason, since the start

@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -95,13 +95,20 @@ class Agent(Program):
     """`warpwatch run` as a process."""
 
     def __init__(
-        self, folder: Path, *arguments: str, config: str = "", environment: dict[str, str] | None = None, port: int = 0
+        self,
+        folder: Path,
+        *arguments: str,
+        config: str = "",
+        environment: dict[str, str] | None = None,
+        port: int = 0,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """Start it; `prefix` stands before the command."""
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         file = folder / "warpwatch.toml"
         file.write_text(config, encoding="utf-8")
-        command = [warpwatch(), "run", "--config", str(file), "--listen", f"127.0.0.1:{self.port}", *arguments]
+        command = [*prefix, warpwatch(), "run", "--config", str(file), "--listen", f"127.0.0.1:{self.port}", *arguments]
         super().__init__("agent", command, folder, environment)
 
     def metrics(self) -> dict[str, float]:
