@@ -235,7 +235,12 @@ class NvmlSampler:
         self._is_held = left_s > 0
         if not left_s:
             self._is_released = False
-            self._waits_for = ()
+            if self._waits_for:
+                # A release that never came about: whoever has let go already goes on.
+                self._waits_for = ()
+                self._driver.settle()
+                for companion in self._companions if self._driver.current is not None else ():
+                    companion.resume()
             return
         if not self._is_released:
             self._slots.drain()

@@ -152,6 +152,30 @@ def test_nothing_is_closed_while_another_holds_it(emulator, sampler, neighbour):
     assert not is_open()
 
 
+def test_a_release_that_never_came_about_leaves_nobody_waiting(emulator, sampler, neighbour):
+    sampler.sample(at(0))
+    neighbour.lets_go = False
+    sampler.release(600)
+    assert refused(sampler, 1) == "releasing"
+    sampler.resume()
+    assert of(sampler.sample(at(2)), GpuSample).power_watts == 100.0
+    assert neighbour.calls == ["resume", "release", "resume"]
+    assert sampler.waits_for == ()
+    sampler.sample(at(3))
+    assert neighbour.calls == ["resume", "release", "resume"]
+
+
+def test_a_shutdown_that_hangs_when_it_is_resumed_is_followed_by_a_start(emulator, sampler):
+    sampler.sample(at(0))
+    emulator.hang_system(60, call="nvmlShutdown")
+    sampler.release(600)
+    assert refused(sampler, 1) == "releasing"
+    sampler.resume()
+    emulator.clear()
+    wait_until(sampler.probe)
+    assert of(sampler.sample(at(3)), GpuSample).power_watts == 100.0
+
+
 def test_nothing_is_closed_under_a_call_that_hangs(emulator, sampler, caplog):
     sampler.sample(at(0))
     emulator.hang(60, gpu=0)
