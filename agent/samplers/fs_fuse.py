@@ -79,6 +79,7 @@ class FuseReader:
         self._daemons: dict[Mount, _Daemon] = {}
         self._searched_s: float | None = None
         self._denied: frozenset[Mount] = frozenset()
+        self._failed: frozenset[Mount] = frozenset()
 
     def read(self, now: Instant, mounts: tuple[Mount, ...]) -> dict[Mount, tuple[int, int]]:
         """Return the bytes read and written of those `mounts` whose daemon can be followed."""
@@ -90,7 +91,8 @@ class FuseReader:
             self._mounts, self._searched_s = mounts, now.monotonic_s
             self._search()
         totals: dict[Mount, tuple[int, int]] = {}
-        denied = set()
+        denied: set[Mount] = set()
+        failed: set[Mount] = set()
         for mount, daemon in self._daemons.items():
             try:
                 inodes = frozenset(inode for pid in daemon.pids for inode in self._inodes(pid))
@@ -102,14 +104,15 @@ class FuseReader:
                 self._searched_s = None
                 continue
             except OSError:
-                self._errors["no_sockets"] += 1
+                failed.add(mount)
                 continue
             if daemon.has_connected:
                 totals[mount] = daemon.received_bytes, daemon.sent_bytes
-        new = len(denied - self._denied)
-        if new:  # counted when it begins: it lasts, and says the same every time
-            self._errors["no_permission"] += new
-        self._denied = frozenset(denied)
+        # Counted when they begin: both last, and say the same every time.
+        for reason, new in (("no_permission", denied - self._denied), ("no_sockets", failed - self._failed)):
+            if new:
+                self._errors[reason] += len(new)
+        self._denied, self._failed = frozenset(denied), frozenset(failed)
         return totals
 
     def _inodes(self, pid: int) -> list[int]:

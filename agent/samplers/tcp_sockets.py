@@ -1,7 +1,7 @@
 """Bytes of TCP connections of this network namespace, from the kernel's socket diagnosis (sock_diag(7)).
 
-Any user may ask. One request for each address family; the kernel answers with all sockets in the wanted states, each
-with its inode, by which /proc/<pid>/fd names it, and its tcp_info.
+Any user may ask; where tcp_diag is a module, the kernel loads it then. One request for each address family; the kernel
+answers with all sockets in the wanted states, each with its inode, by which /proc/<pid>/fd names it, and its tcp_info.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Self
 
 import pytest
 
+from agent.samplers.tcp_sockets import tcp_sockets
 from tests.end_to_end.programs import wait_for
 
 SFTP_SERVER = Path("/usr/lib/openssh/sftp-server")
@@ -91,6 +92,10 @@ class Sshfs:
             pytest.skip("openssh-sftp-server is not installed")
         if not Path("/dev/fuse").exists():
             pytest.skip("the kernel has no FUSE")
+        try:
+            tcp_sockets(())
+        except OSError as error:
+            pytest.skip(f"the kernel does not list TCP sockets (tcp_diag): {error}")
         self.prefix = prefix
         self.store = folder / "store"
         self.mountpoint = folder / "my data"
