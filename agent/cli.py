@@ -239,7 +239,7 @@ def _add_driver(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("action", choices=("release", "resume"), help="release ends by itself after 10 min")
     _add_config(parser)
-    parser.add_argument("--pid", type=int, metavar="PID", help="process of the agent (default: from /run/warpwatch)")
+    parser.add_argument("--pid", type=int, metavar="PID", help="the agent (default: the one of /run/warpwatch/agent)")
 
 
 def _natural(text: str) -> int:

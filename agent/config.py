@@ -32,7 +32,7 @@ class AgentConfig:
     #: The kernel's log, for XIDs; read where the user may.
     kmsg: Path = Path("/dev/kmsg")
     #: Folder for the file with the process id, by which `warpwatch driver` finds the agent; skipped where it is absent.
-    runtime_folder: Path = Path("/run/warpwatch")
+    runtime_folder: Path = Path("/run/warpwatch/agent")
     #: How long `warpwatch driver release` holds without `resume`.
     driver_release_seconds: float = 600.0
 

@@ -29,7 +29,7 @@ class DeclaredConfig:
     """How declarations are weighed."""
 
     #: Odds of the declared class among training, inference and other are multiplied by this; 1 ignores declarations.
-    likelihood_ratio: float = 20.0
+    odds_factor: float = 20.0
     #: A declaration not heard of for this long counts no more.
     stale_seconds: float = 120.0
     #: A mismatch is said after this much disagreement of the telemetry-only label ...
@@ -41,9 +41,9 @@ class DeclaredConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
-        ratio = self.likelihood_ratio
+        ratio = self.odds_factor
         must = "between 1 (a declaration says nothing) and 1000, since programs and people are sometimes wrong"
-        require(1 <= ratio <= 1000, "likelihood_ratio", ratio, must)
+        require(1 <= ratio <= 1000, "odds_factor", ratio, must)
         require(self.stale_seconds > 0, "stale_seconds", self.stale_seconds, "above 0")
         least, window, clear = self.mismatch_seconds, self.mismatch_window_seconds, self.mismatch_clear_seconds
         require(least > 0, "mismatch_seconds", least, "above 0")
@@ -77,7 +77,7 @@ def combine(config: DeclaredConfig, probabilities: Array, workload: str | None) 
     """
     if workload is None:
         return probabilities
-    weights = np.array([config.likelihood_ratio if name == workload else 1.0 for name in CLASSES])
+    weights = np.array([config.odds_factor if name == workload else 1.0 for name in CLASSES])
     busy = np.array([name != "idle" for name in CLASSES])
     weighted: Array = np.where(busy, probabilities * weights, probabilities)
     total = float(weighted[busy].sum())

@@ -95,7 +95,7 @@ class NodeSnapshot:
     model: ModelInfo | None = None
     version: str = ""
     config_reload_successful: bool = True
-    #: True while at least one sampler reads its source, and none that ever did has stopped: for 15 s, or three distances
+    #: True while a sampler reads its source, and none that ever did has stopped: for 15 s, or three distances
     #: of the samples where that is longer. GPUs that all bring no sample any more count as a sampler that has stopped.
     ready: bool = False
     #: One sentence for the landing page and the log where GPUs are played from a file; None live.

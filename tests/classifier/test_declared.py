@@ -77,7 +77,7 @@ def test_the_odds_of_the_declared_class_are_raised_and_idle_stays() -> None:
     # Weights 9, 0.4 and 0.1 share the 0.95 that is not idle: 0.95 * 9 / 9.5 = 0.9, then 0.04 and 0.01.
     assert combine(CONFIG, row, "training") == pytest.approx([0.9, 0.04, 0.05, 0.01])
     assert combine(CONFIG, row, None) is row
-    assert combine(replace(CONFIG, likelihood_ratio=1.0), row, "training") == pytest.approx(row)
+    assert combine(replace(CONFIG, odds_factor=1.0), row, "training") == pytest.approx(row)
     only_idle = np.array([0.0, 0.0, 1.0, 0.0])
     assert combine(CONFIG, only_idle, "training") == pytest.approx(only_idle)
 
@@ -202,9 +202,9 @@ def test_what_is_declared_instead_starts_anew() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("likelihood_ratio", 0.5),
-        ("likelihood_ratio", float("nan")),
-        ("likelihood_ratio", 1e6),
+        ("odds_factor", 0.5),
+        ("odds_factor", float("nan")),
+        ("odds_factor", 1e6),
         ("stale_seconds", 0.0),
         ("mismatch_seconds", 0.0),
         ("mismatch_seconds", 1000.0),

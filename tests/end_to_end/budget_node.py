@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import http.client
 import os
+import signal
+import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agent.records import GpuProcess, GpuSlowSample, Record
 from classifier.simulator.recorder import simulate
 from classifier.simulator.scenario import Scenario
 from tests.end_to_end.programs import Agent, wait_for
@@ -36,17 +39,46 @@ _PROMETHEUS = {
 SCRAPE_SECONDS = 15.0
 
 
-def busy_gpus(folder: Path) -> Emulator:
-    """Return an emulator of eight GPUs that train; a simulated trace of 8 minutes is played in a loop."""
+def busy_gpus(folder: Path, ranks: Sequence[int] = ()) -> Emulator:
+    """Return an emulator of eight GPUs that train; a simulated trace of 8 minutes is played in a loop.
+
+    With `ranks` each GPU lists one of these processes.
+    """
     scenario = Scenario(kind="data_parallel_training", board="H100", gpu_count=GPUS, duration_s=480.0, begin_s=600.0)
-    return Emulator(folder, script_from_ticks(tuple(simulate(scenario, seed=5)[1]), end="loop"))
+    ticks = tuple(simulate(scenario, seed=5)[1])
+    if ranks:
+        ticks = tuple(
+            replace(tick, records=tuple(_held_by(ranks, record) for record in tick.records)) for tick in ticks
+        )
+    return Emulator(folder, script_from_ticks(ticks, end="loop"))
+
+
+def _held_by(ranks: Sequence[int], record: Record) -> Record:
+    if not isinstance(record, GpuSlowSample):
+        return record
+    return replace(record, processes=(GpuProcess(ranks[record.key.gpu], 60_000_000_000),))
+
+
+@contextmanager
+def running_ranks() -> Iterator[list[int]]:
+    """Start eight processes with four children each, that wait; yield their ids."""
+    command = ["sh", "-c", "for loader in 1 2 3 4; do sleep 3600 & done; echo started; wait"]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) for _ in range(GPUS)]
+    try:
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "started\n"
+        yield [rank.pid for rank in ranks]
+    finally:
+        for rank in ranks:
+            os.killpg(rank.pid, signal.SIGKILL)
+            rank.communicate()
 
 
 @contextmanager
 def busy_node(folder: Path) -> Iterator[Agent]:
     """Start the agent, as configured by default, on such GPUs; yield once it exports all of them."""
-    emulator = busy_gpus(folder)
-    with Agent(folder, environment=emulator.environment()) as agent:
+    with running_ranks() as ranks, Agent(folder, environment=busy_gpus(folder, ranks).environment()) as agent:
         agent.wait_until_ready()
         wait_for("eight GPUs", lambda: len(watts(agent)) == GPUS)
         yield agent
