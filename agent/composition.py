@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from agent.config import Config
 from agent.importers import Trace, open_trace
 from agent.pipeline import Pipeline
+from agent.records import Record
 from agent.replay import replay
 from classifier import model
 from classifier.detectors.baseline import PowerBaselines
@@ -25,6 +26,7 @@ def build_pipeline(
     facts_hold: bool = False,
     replay: bool = False,
     demo_notice: str | None = None,
+    periods_s: Mapping[type[Record], float] | None = None,
 ) -> Pipeline:
     """Return the pipeline that `config` describes, with the shipped model or the one in `bundle`.
 
@@ -40,6 +42,7 @@ def build_pipeline(
         facts_hold=facts_hold,
         replay=replay,
         demo_notice=demo_notice,
+        periods_s=periods_s,
         model=ModelInfo(version=loaded.version, sha256=loaded.sha256),
     )
 

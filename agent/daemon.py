@@ -18,7 +18,7 @@ from agent.host import build_host
 from agent.importers import Trace, open_trace
 from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
 from agent.pod_resources.client import PodResources
-from agent.records import Tick
+from agent.records import GpuSlowSample, GpuXids, NvswitchSxids, Tick
 from agent.samplers import Sampler
 from agent.samplers.demo import DemoSampler
 from agent.samplers.nvml import NvmlSampler
@@ -35,6 +35,9 @@ log = logging.getLogger("warpwatch")
 
 #: Seconds between two snapshots: what a scrape sees is at most this old.
 SNAPSHOT_PERIOD_S: Final = 1.0
+#: A snapshot older than this is not served as it is.
+OLDEST_SNAPSHOT_S: Final = 5.0
+_SNAPSHOT_WAIT_S: Final = 0.2
 #: Stopping has to fit into two seconds, whatever a driver call is doing.
 STOP_TIMEOUT_S: Final = 1.5
 
@@ -83,7 +86,7 @@ def build_samplers(config: Config, clock: Clock, demo: Trace | None = None) -> S
         # The thread that waits for events holds the library too, so the sampler tells it when to let go.
         events = NvmlEvents(clock)
         nvml = NvmlSampler(config.nvml, companions=(events,) if config.samplers.xid else ())
-        roster = GpuRoster()
+        roster = GpuRoster(config.nvml.record_periods_s()[GpuSlowSample])
         chosen.append(nvml)
         if config.samplers.xid:
             chosen.append(
@@ -139,8 +142,21 @@ class Daemon:
         return self._server.url
 
     def snapshot(self) -> NodeSnapshot | None:
-        """Return the newest snapshot; None before the first."""
-        return self._snapshot
+        """Return the newest snapshot; None before the first.
+
+        Where nobody took one of late, as after the end of the schedule, it is taken here, so that what went stale is
+        absent; and where that is not possible either, nothing of a GPU is known and the node is not ready.
+        """
+        newest = self._snapshot
+        now = self._clock.now()
+        if newest is None or now.monotonic_s - newest.built.monotonic_s <= OLDEST_SNAPSHOT_S:
+            return newest
+        if self._lock.acquire(timeout=_SNAPSHOT_WAIT_S):
+            try:
+                return self._pipeline.snapshot(now, samplers=self._schedule.statuses())
+            finally:
+                self._lock.release()
+        return NodeSnapshot(built=now, replay=newest.replay, version=newest.version, demo_notice=newest.demo_notice)
 
     def release_driver(self) -> None:
         """Let go of the driver, so that an operator can reset a GPU or divide it; for a limited time."""
@@ -247,7 +263,13 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
 def _build(config: Config, clock: Clock, demo: Path | None) -> tuple[Samplers, Pipeline, str | None]:
     """Return samplers and pipeline, and what has to be said where `demo` is played; UsageError where it is no trace."""
     if demo is None:
-        return build_samplers(config, clock), build_pipeline(config), None
+        periods_s = {
+            **config.nvml.record_periods_s(),
+            GpuXids: config.xid.send_period_s,
+            NvswitchSxids: config.xid.send_period_s,
+        }
+        pipeline = build_pipeline(config, sample_interval_s=config.nvml.period_s, periods_s=periods_s)
+        return build_samplers(config, clock), pipeline, None
     trace = open_trace(demo, log.warning)
     notice = (
         f"DEMO: the GPUs shown are played from the {trace.header.provenance} trace {demo.name}; "

@@ -13,8 +13,8 @@ from typing import Final
 from agent.mig_layout import MigLayout, card_of
 from agent.records import PERIODS_S, GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, Tick
 
-#: A list of processes older than this is not known any more.
-_PROCESSES_HOLD_S: Final = 3 * PERIODS_S[GpuSlowSample]
+#: A list of processes older than so many of its periods is not known any more.
+_HOLD_PERIODS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,9 @@ class RosterGpu:
 class GpuRoster:
     """Follows the records of the NVML sampler."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes_period_s: float = PERIODS_S[GpuSlowSample]) -> None:
+        """Expect a list of processes every `processes_period_s`."""
+        self._hold_s = _HOLD_PERIODS * processes_period_s
         self._layout = MigLayout(PERIODS_S[GpuSample])
         self._gpus: dict[GpuKey, RosterGpu] = {}
         self._picture: tuple[RosterGpu, ...] = ()
@@ -76,7 +78,7 @@ class GpuRoster:
         found = []
         for key in sorted(self._gpus, key=lambda key: key.order):
             gpu, card = self._gpus[key], self._gpus.get(card_of(key))
-            is_old = gpu.processes_s is not None and now_s - gpu.processes_s > _PROCESSES_HOLD_S
+            is_old = gpu.processes_s is not None and now_s - gpu.processes_s > self._hold_s
             found.append(
                 replace(
                     gpu,

@@ -88,18 +88,22 @@ class Pipeline:
         demo_notice: str | None = None,
         model: ModelInfo | None = None,
         xids: XidCatalogue = XIDS,
+        periods_s: Mapping[type[Record], float] | None = None,
     ) -> None:
         """Build the path.
 
         `sample_interval_s` is the usual distance of two core samples of a GPU, above 1 s in slow foreign logs;
-        `facts_hold` says that identity and limits are not repeated, as in such logs, and so never go stale.
+        `facts_hold` says that identity and limits are not repeated, as in such logs, and so never go stale;
+        `periods_s` says which records come less often than by default.
         """
         self.history = History(sample_interval_s=sample_interval_s)
         self.findings = FindingTracker()
         self._labeller = labeller
         self._detectors = tuple(detectors)
         self._baselines = baselines
-        self._sample_interval_s = max(sample_interval_s, PERIODS_S[GpuSample])
+        slower = periods_s or {}
+        self._periods_s = {kind: max(seconds, slower.get(kind, 0.0)) for kind, seconds in PERIODS_S.items()}
+        self._sample_interval_s = max(sample_interval_s, self._periods_s[GpuSample])
         self._max_gap_s = STALE_PERIODS * self._sample_interval_s
         self._facts_hold = facts_hold
         self._replay = replay
@@ -113,6 +117,7 @@ class Pipeline:
         self._assessments: tuple[Assessment, ...] = ()
         self._devices = DeviceLimit()
         self._xid_actions = {row.code: row.action for row in xids.rows()}
+        self._critical_xids = frozenset(xids.critical())
 
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
@@ -211,6 +216,7 @@ class Pipeline:
             limits=self._get(now, GpuLimits, key) if answers else None,
             health=self._get(now, GpuHealth, key) if answers else None,
             xids=self._get(now, GpuXids, key),
+            critical_xids=self._critical_xids,
             mig=self._get(now, GpuMigInfo, key),
             owners=self._get(now, GpuOwners, key),
             decision=self._decisions.get(key) if is_work else None,
@@ -265,7 +271,7 @@ class Pipeline:
     def _is_fresh(self, now: Instant, record: Record) -> bool:
         if self._facts_hold and isinstance(record, GpuInfo | GpuLimits | GpuMigInfo):
             return True
-        period = max(PERIODS_S[type(record)], self._sample_interval_s)
+        period = max(self._periods_s[type(record)], self._sample_interval_s)
         return now.monotonic_s - record.monotonic_s <= STALE_PERIODS * period
 
 

@@ -211,7 +211,7 @@ BOARD_METRICS: Final = (
         "gpu_clock_event_active",
         "gauge",
         "",
-        "Whether a reason holds the clocks down now (NVML clocks event reasons): 0 or 1.",
+        "Whether a reason held the clocks down at any look since the core sample before (NVML clocks event reasons).",
         label="reason",
         read=_clock_events_active,
     ),

@@ -67,12 +67,16 @@ def _nvlink_errors(view: GpuView) -> list[tuple[str, Number]]:
 
 
 def exported_xids(view: GpuView) -> tuple[int, ...]:
-    """Return the codes of one GPU that have series, by number: what occurred first of all, then codes at 0."""
+    """Return the codes of one GPU that have series, by number.
+
+    Codes that occurred have a place before those at 0, critical ones before others, and of these the first to occur.
+    """
     xids = view.xids
     if xids is None:
         return ()
     places = XID_SERIES - max(0, share_series(view.owners) - 1)
-    seen = [code for code in xids.totals if _has_occurred(xids, code)][: places // 2]
+    occurred = [code for code in xids.totals if _has_occurred(xids, code)]
+    seen = sorted(occurred, key=lambda code: code not in view.critical_xids)[: places // 2]
     quiet = [code for code in xids.totals if not _has_occurred(xids, code)][: places - 2 * len(seen)]
     return tuple(sorted((*seen, *quiet)))
 

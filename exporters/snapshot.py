@@ -50,6 +50,7 @@ class GpuView:
     limits: GpuLimits | None = None
     health: GpuHealth | None = None
     xids: GpuXids | None = None
+    critical_xids: frozenset[int] = frozenset()  # codes of the catalogue that ask for more than another try
     mig: GpuMigInfo | None = None  # of an instance
     owners: GpuOwners | None = None  # None where it cannot be seen who holds it
     decision: Decision | None = None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from waitress import wasyncore
 
 from agent.errors import FaultError, UsageError
+from agent.threads import NamedThread
 from exporters.landing import STYLE_SOURCE, render_landing
 from exporters.metric_def import MetricDef
 from exporters.metrics import METRICS
@@ -198,7 +199,7 @@ class WebServer:
         # Its log lines are about clients (a scraper that hung up), not about the node.
         logging.getLogger("waitress").setLevel(logging.ERROR)
         self._server = GuardedServer(self._app, listener, self._config, self._channels)
-        self._thread = threading.Thread(target=self._server.run, name="web", daemon=True)
+        self._thread = NamedThread("web", self._server.run)
         self._thread.start()
 
     def stop(self) -> None:

@@ -20,6 +20,7 @@ from agent.owners.holders import PodOwner
 from agent.pod_resources.answers import Allocation, read_allocatable, read_list
 from agent.pod_resources.transport import CallError, GrpcMissingError, Transport
 from agent.pod_resources.wire import WireError
+from agent.threads import NamedThread
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +99,7 @@ class PodResources:
     def start(self) -> None:
         """Start the thread that asks."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="warpwatch-pod-resources", daemon=True)
+            self._thread = NamedThread("pod-resources", self._run)
             self._thread.start()
 
     def close(self) -> None:
