@@ -8,6 +8,7 @@ a profile may still be missing on one machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -75,8 +76,6 @@ def profile_of(rows: Array) -> NDArray[np.int64]:
     """
     known = np.isfinite(rows)
     steps = [columns_of(name) for name in PROFILE_NAMES]
-    has_power, has_gpu, has_node = (
-        known[:, mine & ~below].any(axis=1) for below, mine in zip(steps, steps[1:], strict=False)
-    )
+    has_power, has_gpu, has_node = (known[:, mine & ~below].any(axis=1) for below, mine in pairwise(steps))
     result: NDArray[np.int64] = np.where(has_gpu, np.where(has_node, 3, 2), np.where(has_power, 1, 0))
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from agent.history import GPU_CHANNELS, HOST_CHANNELS
@@ -18,7 +20,7 @@ def row(*names):
 
 def test_each_profile_holds_the_one_before_and_the_last_holds_all():
     sets = list(PROFILES.values())
-    for poor, rich in zip(sets, sets[1:], strict=False):
+    for poor, rich in pairwise(sets):
         assert poor < rich
     assert PROFILES["N"] == {*GPU_CHANNELS, *HOST_CHANNELS, POWER_LIMIT}
     assert columns_of("N").all()
