@@ -12,12 +12,14 @@ from typing import Final
 import numpy as np
 
 from classifier.simulator.boards import Board
-from classifier.simulator.signals import GPU_ACTIVITY, HOST_ACTIVITY, Array, HostLoad, Job
+from classifier.simulator.signals import GPU_ACTIVITY, HOST_ACTIVITY, PROCESS_ACTIVITY, Array, HostLoad, Job
 
 #: Width of a cell of the grid.
 CELL_S: Final = 0.05
 #: The grid starts this long before the trace, so that sensors that average have something to average.
 PRE_ROLL_S: Final = 2.0
+#: Channels that drift with the work and never exceed 1.
+_PIPES: Final = ("sm", "tensor", "dram", "fp64", "fp16", "hmma", "imma", "dfma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def smooth_noise(rng: np.random.Generator, edges: Array, scale_s: float) -> Arra
 
 def board_state(rng: np.random.Generator, board: Board, grid: Grid, *, job: Job, rank: int, drift: Array) -> BoardState:
     """Return what the GPU of `rank` does throughout the grid; `drift` is the job's own slow noise."""
-    activity = {name: np.zeros(grid.size) for name in GPU_ACTIVITY}
+    activity = {name: np.zeros(grid.size) for name in (*GPU_ACTIVITY, *PROCESS_ACTIVITY)}
     present = np.zeros(grid.size)
     memory = np.zeros(grid.size)
     processes: list[tuple[float, tuple[int, ...]]] = [(-np.inf, ())]
@@ -96,7 +98,7 @@ def board_state(rng: np.random.Generator, board: Board, grid: Grid, *, job: Job,
         memory[cells] = shown
     private = 1 + drift + 0.4 * job.drift * smooth_noise(rng, grid.edges, 4.0)
     texture = 1 + 0.02 * rng.standard_normal(grid.size)
-    for name in ("sm", "tensor", "dram"):
+    for name in _PIPES:
         activity[name] = np.clip(activity[name] * private * texture, 0.0, 0.995)
     for name in ("nvlink_receive", "nvlink_transmit", "pcie_receive", "pcie_transmit"):
         activity[name] = activity[name] * np.clip(private, 0.5, 1.5)

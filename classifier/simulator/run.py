@@ -24,7 +24,7 @@ from classifier.simulator.signals import Array, Job
 from classifier.simulator.training import Span
 
 #: Version of what the simulator writes for one seed; counted up whenever equal seeds give other bytes.
-SIMULATOR_VERSION: Final = 1
+SIMULATOR_VERSION: Final = 2
 _CORE_COUNTERS: Final = ("nvlink_receive", "nvlink_transmit")
 _SLOW_RATES: Final = {
     "pcie_receive_bytes_total": "pcie_receive_bytes_per_second",
@@ -144,6 +144,7 @@ def _channels(readings: GpuReadings, core_s: Array, slow_s: Array) -> dict[str, 
 
 def _host_channels(scenario: Scenario, counters: dict[str, Array], core_s: Array) -> dict[str, Series]:
     rates = {f"{name}_bytes_per_second": _rate(core_s, totals) for name, totals in counters.items()}
+    rates = {name: rate for name, rate in rates.items() if not name.startswith("filesystem")}
     if not scenario.infiniband:
         rates = {name: rate for name, rate in rates.items() if not name.startswith("infiniband")}
     return {name: rates[name] for name in HOST_CHANNELS if name in rates}

@@ -155,10 +155,10 @@ def read_host(rng: np.random.Generator, grid: Grid, activity: dict[str, Array], 
 
     Disks count sectors of 512 bytes, InfiniBand words of 4 bytes.
     """
-    units = {"disk": 512, "infiniband": 4, "network": 1}
+    units = {"disk": 512, "infiniband": 4}
     counters: dict[str, Array] = {}
     for channel in HOST_ACTIVITY:
-        unit = units[channel.partition("_")[0]]
+        unit = units.get(channel.partition("_")[0], 1)
         total = rng.integers(10**12) + _Integral(grid, activity[channel]).at(core_s)
         counters[channel] = np.floor(total / unit) * unit
     return counters

@@ -17,18 +17,29 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 #: What a GPU does, per cell. `busy` share of time with a kernel resident; `sm` and `spin` the SM activity that works
-#: and that only waits in a collective; `tensor`, `dram` pipe activity; the links in bytes per second.
+#: and that only waits in a collective; `tensor`, `dram`, `fp64`, `fp16` pipe activity; `hmma`, `imma`, `dfma` the parts
+#: of `tensor` by data type, all of it `hmma` where a workload names none of them; the links in bytes per second.
+#: A channel that a workload leaves out is 0.
 GPU_ACTIVITY: Final = (
     "busy",
     "sm",
     "spin",
     "tensor",
     "dram",
+    "fp64",
+    "fp16",
+    "hmma",
+    "imma",
+    "dfma",
     "nvlink_receive",
     "nvlink_transmit",
     "pcie_receive",
     "pcie_transmit",
 )
+#: What the processes of one rank do on the host, per cell, in the same signals: cores in use, bytes per second from and
+#: to storage of any kind. Where a workload says no `cpu_cores`, its process waits for its GPU on one core (`sensors`).
+PROCESS_ACTIVITY: Final = ("cpu_cores", "process_read", "process_written")
+#: Traffic of the host. `disk` is local, `filesystem` what no local disk sees: NFS, Lustre, FUSE.
 HOST_ACTIVITY: Final = (
     "network_receive",
     "network_transmit",
@@ -36,6 +47,8 @@ HOST_ACTIVITY: Final = (
     "infiniband_transmit",
     "disk_read",
     "disk_written",
+    "filesystem_read",
+    "filesystem_written",
 )
 
 
