@@ -11,10 +11,13 @@ from classifier.simulator.catalogue import available_kinds, random_scenario
 from classifier.simulator.recorder import simulate, write_simulated, write_ticks
 from classifier.simulator.run import SimulatedGpu, SimulatedRun, simulate_arrays
 from classifier.simulator.scenario import Scenario
+from classifier.simulator.styles import STYLES, RecorderStyle, with_random_recorder
 
 __all__ = [
     "BOARDS",
+    "STYLES",
     "Board",
+    "RecorderStyle",
     "Scenario",
     "SimulatedGpu",
     "SimulatedRun",
@@ -22,6 +25,7 @@ __all__ = [
     "random_scenario",
     "simulate",
     "simulate_arrays",
+    "with_random_recorder",
     "write_simulated",
     "write_ticks",
 ]

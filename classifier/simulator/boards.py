@@ -8,7 +8,7 @@ interpolated. The power coefficients are those of a linear fit on 8x H100 SXM5 r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypedDict
 
 from agent.errors import UsageError
 
@@ -35,11 +35,20 @@ class Board:
     #: Window of the utilisation reading: 1/6 to 1 s by product (nvml.h).
     utilization_window_s: float
     profiling: bool
+    #: Share of the time that the power sensor sees: a quarter on A100 and H100 (arXiv:2312.02741).
+    power_seen_share: float
+    #: Whether the temperature of the memory is offered: HBM has it, GDDR does not.
+    memory_temperature: bool
 
     @property
     def power_scale(self) -> float:
         """Dynamic range of this board against the H100 SXM the power fit was made on."""
         return (self.power_limit_watts - self.context_idle_watts) / (700.0 - 121.0)
+
+
+class _Gddr(TypedDict):
+    seen: float
+    memory_temperature: bool
 
 
 def _board(
@@ -51,6 +60,8 @@ def _board(
     *,
     windows: tuple[float, float] = (1.0, 0.2),
     profiling: bool = False,
+    seen: float = 0.25,
+    memory_temperature: bool = True,
 ) -> Board:
     return Board(
         model_name=name,
@@ -67,21 +78,34 @@ def _board(
         power_window_s=windows[0],
         utilization_window_s=windows[1],
         profiling=profiling,
+        power_seen_share=seen,
+        memory_temperature=memory_temperature,
     )
 
 
+#: What boards with GDDR memory have in common: a sensor that sees all the time, no memory temperature.
+_GDDR: Final[_Gddr] = {"seen": 1.0, "memory_temperature": False}
+
 #: Boards by the short name that scenarios use.
 BOARDS: Final[dict[str, Board]] = {
-    "V100": _board("Tesla V100-SXM2-32GB", (300, 40, 60), (80, 32), (150, 14), (1530, 135, 877), windows=(0.1, 1 / 6)),
+    "V100": _board(
+        "Tesla V100-SXM2-32GB",
+        (300, 40, 60),
+        (80, 32),
+        (150, 14),
+        (1530, 135, 877),
+        windows=(0.1, 1 / 6),
+        seen=1.0,
+    ),
     "A100": _board(
         "NVIDIA A100-SXM4-80GB", (400, 53.7, 80), (108, 80), (300, 26), (1410, 210, 1593), windows=(0.1, 0.5)
     ),
     "H100": _board("NVIDIA H100 80GB HBM3", (700, 71, 121), (132, 79.6), (450, 55), (1980, 345, 2619), profiling=True),
     "H100 PCIe": _board("NVIDIA H100 PCIe", (350, 45, 70), (114, 79.6), (300, 55), (1755, 210, 1593), profiling=True),
     "H200": _board("NVIDIA H200", (700, 75, 121), (132, 140.4), (450, 55), (1980, 345, 3201), profiling=True),
-    "L40S": _board("NVIDIA L40S", (350, 35.6, 102), (142, 45), (0, 26), (2520, 210, 9001), windows=(1, 0.5)),
-    "L4": _board("NVIDIA L4", (72, 12, 30), (58, 22.5), (0, 26), (2040, 210, 6251), windows=(1, 0.5)),
-    "A40": _board("NVIDIA A40", (300, 30, 110), (84, 45), (0, 26), (1740, 210, 7251), windows=(1, 0.5)),
+    "L40S": _board("NVIDIA L40S", (350, 35.6, 102), (142, 45), (0, 26), (2520, 210, 9001), windows=(1, 0.5), **_GDDR),
+    "L4": _board("NVIDIA L4", (72, 12, 30), (58, 22.5), (0, 26), (2040, 210, 6251), windows=(1, 0.5), **_GDDR),
+    "A40": _board("NVIDIA A40", (300, 30, 110), (84, 45), (0, 26), (1740, 210, 7251), windows=(1, 0.5), **_GDDR),
 }
 
 

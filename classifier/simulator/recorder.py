@@ -11,6 +11,8 @@ import numpy as np
 
 from agent.records import (
     DiskSample,
+    FilesystemSample,
+    GpuFastPower,
     GpuInfo,
     GpuLimits,
     GpuProcess,
@@ -19,6 +21,7 @@ from agent.records import (
     GpuState,
     InfinibandSample,
     NetworkSample,
+    ProcessSample,
     Record,
     Tick,
 )
@@ -30,6 +33,8 @@ from classifier.simulator.signals import Array
 #: Wall time of the first tick: 2026-01-05 09:00 UTC, a Monday morning; simulated traces need no other.
 WALL_START_S: Final = 1_767_603_600.0
 _RARE_S: Final = 60.0
+#: Seconds between two hand-overs of fast readings.
+_FAST_S: Final = 2.0
 _WHOLE: Final = frozenset({"memory_used_bytes", "memory_total_bytes"})
 
 
@@ -56,10 +61,11 @@ def write_ticks(path: Path, header: TraceHeader, recorded: Iterable[Tick]) -> No
 def ticks(run: SimulatedRun) -> Iterator[Tick]:
     """Yield the ticks of `run` in time order."""
     core = [_rows(gpu.readings.core) for gpu in run.gpus]
-    slow = [_rows(gpu.readings.slow) for gpu in run.gpus]
+    slow = [_rows(gpu.readings.slow) or [{}] * run.slow_s.size for gpu in run.gpus]
     every = max(1, round(run.scenario.slow_interval_s / run.scenario.interval_s))
     next_rare = 0.0
     host = _host_records(run)
+    fast_after_s = 0.0
     for index, time_s in enumerate(run.core_s.tolist()):
         wall_s = round(WALL_START_S + time_s, 3)
         when: dict[str, Any] = {"monotonic_s": time_s, "wall_s": wall_s}
@@ -72,11 +78,44 @@ def ticks(run: SimulatedRun) -> Iterator[Tick]:
             records.append(GpuState(**when, key=gpu.key, state="ok"))
             reasons = _reasons(bool(gpu.readings.gpu_idle[index]), bool(gpu.readings.power_capped[index]))
             records.append(GpuSample(**when, key=gpu.key, clock_event_reasons=reasons, **rows[index]))
+        if time_s - fast_after_s >= _FAST_S - 0.5 * run.scenario.interval_s or index == run.core_s.size - 1:
+            for gpu in run.gpus:
+                records += _fast(gpu, fast_after_s, when)
+            fast_after_s = time_s
         if index % every == 0:
             for gpu, rows in zip(run.gpus, slow, strict=True):
                 records.append(_slow(gpu, rows[index // every], core_index=index, slow_index=index // every, when=when))
-        records += host(index, when)
+            for gpu in run.gpus:
+                records += _processes(gpu, index // every, when)
+        records += host(index, index // every if index % every == 0 else None, when)
         yield Tick(monotonic_s=time_s, wall_s=wall_s, records=tuple(records))
+
+
+def _fast(gpu: SimulatedGpu, after_s: float, when: dict[str, Any]) -> list[Record]:
+    """Return the fast readings since `after_s` as one record."""
+    times, time_s = gpu.readings.fast_s, when["monotonic_s"]
+    first, last = np.searchsorted(times, (after_s, time_s), side="right").tolist()
+    if first == last:
+        return []
+    watts, ages = gpu.readings.fast_watts[first:last], np.round(time_s - times[first:last], 4)
+    return [GpuFastPower(**when, key=gpu.key, power_watts=tuple(watts.tolist()), ages_s=tuple(ages.tolist()))]
+
+
+def _pids(gpu: SimulatedGpu, time_s: float) -> tuple[int, ...]:
+    changes = gpu.readings.processes
+    return changes[bisect_right(changes, time_s, key=lambda change: change[0]) - 1][1] if changes else ()
+
+
+def _processes(gpu: SimulatedGpu, slow_index: int, when: dict[str, Any]) -> list[Record]:
+    """Return one record for each process of the GPU; the first of them is where all of it is counted."""
+    totals = {name: values[slow_index] for name, values in gpu.readings.process_totals.items()}
+    if not totals:
+        return []
+    counted = {name: float(total) if name == "cpu_seconds_total" else int(total) for name, total in totals.items()}
+    return [
+        ProcessSample(**when, pid=pid, **(counted if position == 0 else dict.fromkeys(counted, 0)))
+        for position, pid in enumerate(_pids(gpu, when["monotonic_s"]))
+    ]
 
 
 def _rows(columns: dict[str, Array]) -> list[dict[str, Any]]:
@@ -116,13 +155,13 @@ def _slow(
     gpu: SimulatedGpu, row: dict[str, Any], *, core_index: int, slow_index: int, when: dict[str, Any]
 ) -> GpuSlowSample:
     readings = gpu.readings
-    position = bisect_right(readings.processes, when["monotonic_s"], key=lambda change: change[0]) - 1
-    used = int(readings.core["memory_used_bytes"][core_index])
-    pids = readings.processes[position][1]
+    used = readings.core["memory_used_bytes"][core_index]
+    pids = _pids(gpu, when["monotonic_s"])
+    listed = tuple(GpuProcess(pid, int(used) // len(pids) if used == used else None) for pid in pids)  # noqa: PLR0124
     return GpuSlowSample(
         **when,
         key=gpu.key,
-        processes=tuple(GpuProcess(pid, used // len(pids)) for pid in pids),
+        processes=listed if readings.processes else None,
         clock_event_seconds_total={
             "sw_power_cap": float(readings.capped_seconds[slow_index]),
             "sw_thermal": 0.0,
@@ -133,10 +172,12 @@ def _slow(
     )
 
 
-def _host_records(run: SimulatedRun) -> Callable[[int, dict[str, Any]], list[Record]]:
+def _host_records(run: SimulatedRun) -> Callable[[int, int | None, dict[str, Any]], list[Record]]:
     counters = {name: np.asarray(values).astype(int).tolist() for name, values in run.host_counters.items()}
 
-    def at(index: int, when: dict[str, Any]) -> list[Record]:
+    def at(index: int, slow_index: int | None, when: dict[str, Any]) -> list[Record]:
+        if not counters:
+            return []
         records: list[Record] = [
             NetworkSample(
                 **when,
@@ -151,7 +192,7 @@ def _host_records(run: SimulatedRun) -> Callable[[int, dict[str, Any]], list[Rec
                 written_bytes_total=counters["disk_written"][index],
             ),
         ]
-        if run.scenario.infiniband:
+        if "infiniband_receive" in counters:
             records.append(
                 InfinibandSample(
                     **when,
@@ -159,6 +200,17 @@ def _host_records(run: SimulatedRun) -> Callable[[int, dict[str, Any]], list[Rec
                     port=1,
                     receive_bytes_total=counters["infiniband_receive"][index],
                     transmit_bytes_total=counters["infiniband_transmit"][index],
+                )
+            )
+        if slow_index is not None and "filesystem_read" in counters:
+            records.append(
+                FilesystemSample(
+                    **when,
+                    mountpoint="/data",
+                    fstype="nfs4",
+                    source="mountstats",
+                    read_bytes_total=counters["filesystem_read"][slow_index],
+                    written_bytes_total=counters["filesystem_written"][slow_index],
                 )
             )
         return records

@@ -19,8 +19,9 @@ from classifier.simulator.boards import Board, board_named
 from classifier.simulator.catalogue import jobs_of
 from classifier.simulator.physics import PRE_ROLL_S, Grid, board_state, host_activity, smooth_noise
 from classifier.simulator.scenario import Scenario
-from classifier.simulator.sensors import GpuReadings, read_gpu, read_host
+from classifier.simulator.sensors import GpuReadings, SampleTimes, fast_times, read_gpu, read_host
 from classifier.simulator.signals import Array, Job
+from classifier.simulator.styles import style_named
 from classifier.simulator.training import Span
 
 #: Version of what the simulator writes for one seed; counted up whenever equal seeds give other bytes.
@@ -30,6 +31,11 @@ _SLOW_RATES: Final = {
     "pcie_receive_bytes_total": "pcie_receive_bytes_per_second",
     "pcie_transmit_bytes_total": "pcie_transmit_bytes_per_second",
     "energy_joules_total": "energy_power_watts",
+}
+_PROCESS_RATES: Final = {
+    "cpu_seconds_total": "process_cpu_ratio",
+    "read_bytes_total": "process_read_bytes_per_second",
+    "written_bytes_total": "process_written_bytes_per_second",
 }
 
 
@@ -58,7 +64,7 @@ class SimulatedRun:
     core_s: Array  # times of the core ticks
     slow_s: Array  # those among them with slow values
     gpus: tuple[SimulatedGpu, ...]
-    host_counters: dict[str, Array]  # by channel of HOST_ACTIVITY, at the core times
+    host_counters: dict[str, Array]  # by channel of HOST_ACTIVITY; `filesystem` at the slow times, others at core
     host_channels: dict[str, Series]  # names of HOST_CHANNELS
 
     @property
@@ -73,9 +79,13 @@ def simulate_arrays(scenario: Scenario, *, seed: int) -> SimulatedRun:
     Equal scenario and seed give equal values. Raises UsageError for an unknown kind, board or parameter.
     """
     board = board_named(scenario.board)
+    style = style_named(scenario.recorder)
     rng = np.random.Generator(np.random.PCG64(seed))
+    # What the recorder does never disturbs what is recorded.
+    recorder_rng = np.random.Generator(np.random.PCG64([seed, 1]))
     grid = Grid.over(scenario.duration_s)
-    core_s, slow_s = _sample_times(rng, scenario)
+    times = _sample_times(recorder_rng, scenario)
+    resets_s = tuple(np.sort(recorder_rng.uniform(0, scenario.duration_s, scenario.counter_resets)).tolist())
     span = Span(start_s=-PRE_ROLL_S, end_s=grid.end_s, begin_s=min(-PRE_ROLL_S, -scenario.begin_s))
     if scenario.begin_s == 0:
         span = Span(start_s=-PRE_ROLL_S, end_s=grid.end_s, begin_s=0.0)
@@ -85,33 +95,50 @@ def simulate_arrays(scenario: Scenario, *, seed: int) -> SimulatedRun:
         drift = job.drift * smooth_noise(rng, grid.edges, float(rng.uniform(3, 40)))
         for rank, gpu in enumerate(job.gpus):
             state = board_state(rng, board, grid, job=job, rank=rank, drift=drift)
-            readings = read_gpu(rng, board, grid, state, core_s=core_s, slow_s=slow_s)
             key = GpuKey(gpu, f"GPU-{uuid.UUID(bytes=rng.bytes(16), version=4)}")
-            channels = _channels(readings, core_s, slow_s)
+            readings = read_gpu(recorder_rng, board, grid, state, times=times, style=style, resets_s=resets_s)
+            _lose(recorder_rng, readings.core, scenario.unread_share)
+            channels = _channels(readings, times)
             gpus[gpu] = SimulatedGpu(key=key, board=board, readings=readings, channels=channels)
-    host = read_host(rng, grid, host_activity(rng, grid, tuple(load for job in jobs for load in job.host)), core_s)
+    host: dict[str, Array] = {}
+    if style.host:
+        loads = tuple(load for job in jobs for load in job.host)
+        host = read_host(recorder_rng, grid, host_activity(rng, grid, loads), times)
+        absent = tuple(
+            n for n, there in (("infiniband", scenario.infiniband), ("filesystem", scenario.filesystem)) if not there
+        )
+        host = {name: totals for name, totals in host.items() if not name.startswith(absent)}
     return SimulatedRun(
         scenario=scenario,
         seed=seed,
-        header=_header(scenario, seed, jobs, float(core_s[-1])),
-        core_s=core_s,
-        slow_s=slow_s,
+        header=_header(scenario, seed, jobs, float(times.core_s[-1])),
+        core_s=times.core_s,
+        slow_s=times.slow_s,
         gpus=tuple(gpus[gpu] for gpu in sorted(gpus)),
         host_counters=host,
-        host_channels=_host_channels(scenario, host, core_s),
+        host_channels=_host_channels(host, times),
     )
 
 
-def _sample_times(rng: np.random.Generator, scenario: Scenario) -> tuple[Array, Array]:
+def _sample_times(rng: np.random.Generator, scenario: Scenario) -> SampleTimes:
     count = int(scenario.duration_s / scenario.interval_s + 1e-9) + 1
     noise = rng.normal(0, scenario.jitter_s, count)
     noise[0] = 0.0
     times = np.arange(count) * scenario.interval_s + np.clip(
         noise, -0.3 * scenario.interval_s, 0.3 * scenario.interval_s
     )
+    came = rng.random(count) >= scenario.missed_share
+    came[[0, -1]] = True
     every = max(1, round(scenario.slow_interval_s / scenario.interval_s))
-    core: Array = np.maximum.accumulate(np.round(times, 3))
-    return core, core[::every]
+    core: Array = np.maximum.accumulate(np.round(times, 3))[came]
+    return SampleTimes(core_s=core, slow_s=core[::every], fast_s=fast_times(rng, float(core[-1])))
+
+
+def _lose(rng: np.random.Generator, core: dict[str, Array], share: float) -> None:
+    """Put NaN where a value could not be read."""
+    if share > 0:
+        for values in core.values():
+            values[rng.random(values.size) < share] = np.nan
 
 
 def _finite(times: Array, values: Array) -> Series:
@@ -120,10 +147,16 @@ def _finite(times: Array, values: Array) -> Series:
 
 
 def _rate(times: Array, totals: Array) -> Series:
-    return Series(times[1:], np.diff(totals) / np.diff(times))
+    """Return the rate of a counter as `agent.rings.CounterRate` makes it: nothing over a reset."""
+    keep = np.isfinite(totals)
+    times, totals = times[keep], totals[keep]
+    grown = np.diff(totals)
+    up = grown >= 0
+    return Series(times[1:][up], (grown / np.diff(times))[up])
 
 
-def _channels(readings: GpuReadings, core_s: Array, slow_s: Array) -> dict[str, Series]:
+def _channels(readings: GpuReadings, times: SampleTimes) -> dict[str, Series]:
+    core_s, slow_s = times.core_s, times.slow_s
     found = {name: _finite(core_s, values) for name, values in readings.core.items() if name in GPU_CHANNELS}
     for name in _CORE_COUNTERS:
         totals = readings.core.get(f"{name}_bytes_total")
@@ -134,19 +167,28 @@ def _channels(readings: GpuReadings, core_s: Array, slow_s: Array) -> dict[str, 
             found[_SLOW_RATES[name]] = _rate(slow_s, values)
         else:
             found[name] = _finite(slow_s, values)
+    if readings.fast_s.size:
+        found["power_fast_watts"] = Series(readings.fast_s, readings.fast_watts)
     found["throttled"] = Series(core_s, np.zeros(core_s.size))
     found["samples"] = Series(core_s, np.ones(core_s.size))
-    starts = np.array([start for start, _ in readings.processes])
-    counts = np.array([float(len(pids)) for _, pids in readings.processes])
-    found["process_count"] = Series(slow_s, counts[np.searchsorted(starts, slow_s, side="right") - 1])
-    return {name: found[name] for name in GPU_CHANNELS if name in found}
+    if readings.processes:
+        starts = np.array([start for start, _ in readings.processes])
+        counts = np.array([len(pids) for _, pids in readings.processes])
+        since = np.searchsorted(starts, slow_s, side="right") - 1
+        found["process_count"] = Series(slow_s, counts[since].astype(np.float64))
+        # A rate takes two readings of the same process.
+        same = (since[1:] == since[:-1]) & (counts[since[1:]] > 0)
+        for name, totals in readings.process_totals.items():
+            rates = np.diff(totals) / np.diff(slow_s)
+            found[_PROCESS_RATES[name]] = Series(slow_s[1:][same], rates[same])
+    return {name: found[name] for name in GPU_CHANNELS if name in found and found[name].size}
 
 
-def _host_channels(scenario: Scenario, counters: dict[str, Array], core_s: Array) -> dict[str, Series]:
-    rates = {f"{name}_bytes_per_second": _rate(core_s, totals) for name, totals in counters.items()}
-    rates = {name: rate for name, rate in rates.items() if not name.startswith("filesystem")}
-    if not scenario.infiniband:
-        rates = {name: rate for name, rate in rates.items() if not name.startswith("infiniband")}
+def _host_channels(counters: dict[str, Array], times: SampleTimes) -> dict[str, Series]:
+    rates = {
+        f"{name}_bytes_per_second": _rate(times.slow_s if name.startswith("filesystem") else times.core_s, totals)
+        for name, totals in counters.items()
+    }
     return {name: rates[name] for name in HOST_CHANNELS if name in rates}
 
 

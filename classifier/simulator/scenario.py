@@ -31,6 +31,16 @@ class Scenario:
     slow_interval_s: float = 5.0
     #: Whether the node has an InfiniBand port.
     infiniband: bool = False
+    #: Whether a network file system is mounted whose bytes can be seen.
+    filesystem: bool = True
+    #: Who records: a name of `styles.STYLES`. `agent` is the live agent as an ordinary user.
+    recorder: str = "agent"
+    #: Share of the ticks that never came.
+    missed_share: float = 0.0
+    #: Share of the values of GPU samples that could not be read; single ones.
+    unread_share: float = 0.0
+    #: How often the counters of all GPUs begin anew, as when the driver is loaded again.
+    counter_resets: int = 0
     parameters: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,6 +51,9 @@ class Scenario:
                 f"the interval ({self.interval_s} s) must be 0.1 s to the duration of the simulation"
                 f" ({self.duration_s} s)"
             )
+        for name, share in (("missed_share", self.missed_share), ("unread_share", self.unread_share)):
+            if not 0.0 <= share < 1.0:
+                raise UsageError(f"{name} of a simulation is {share}; it must be 0 or more and less than 1")
 
 
 class Draws:
