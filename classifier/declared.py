@@ -1,9 +1,12 @@
 """What the holders of a GPU declare to run there, as evidence beside telemetry, and whether telemetry contradicts it.
 
-A declaration comes from a job file or from the family of a known program (agent.programs). It is weighed by one
-likelihood ratio among training, inference and other: how much more often it is made where it is true than where it is
-not. It says nothing about idleness, since a declared job may do nothing, and it never enters the model: telemetry
-alone stays visible beside it, and a declaration that telemetry denies for long is a mismatch.
+A declaration comes from a job file or from the family of a known program (agent.programs). It is an observation of its
+own with an error rate of its own, `error_ratio`: where the work is training, training is declared with probability
+1 - error_ratio, and inference and other with half the error each. These likelihoods multiply what telemetry says of the
+three. There is one rate for both sources, since a holder does not say which of them its class comes from; users forget
+to change a job file at least as often as a program's family is wrong. A declaration says nothing about idleness, since
+a declared job may do nothing, and it never enters the model: telemetry alone stays visible beside it, and a declaration
+that telemetry denies for long is a mismatch.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ _LONGEST_STEP_S: Final = 60.0
 class DeclaredConfig:
     """How declarations are weighed."""
 
-    #: Odds of the declared class among training, inference and other are multiplied by this; 1 ignores declarations.
-    odds_factor: float = 20.0
+    #: Share of declarations that are wrong; 2/3 is what a guess among three gets, and ignores declarations.
+    error_ratio: float = 0.05
     #: A declaration not heard of for this long counts no more.
     stale_seconds: float = 120.0
     #: A mismatch is said after this much disagreement of the telemetry-only label ...
@@ -41,9 +44,11 @@ class DeclaredConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
-        ratio = self.odds_factor
-        must = "between 1 (a declaration says nothing) and 1000, since programs and people are sometimes wrong"
-        require(1 <= ratio <= 1000, "odds_factor", ratio, must)
+        ratio = self.error_ratio
+        must = (
+            "between 0.001, since programs and people are sometimes wrong, and 0.667, where a declaration says nothing"
+        )
+        require(0.001 <= ratio <= 0.667, "error_ratio", ratio, must)
         require(self.stale_seconds > 0, "stale_seconds", self.stale_seconds, "above 0")
         least, window, clear = self.mismatch_seconds, self.mismatch_window_seconds, self.mismatch_clear_seconds
         require(least > 0, "mismatch_seconds", least, "above 0")
@@ -71,13 +76,15 @@ def declared_of(config: DeclaredConfig, gpu: GpuHistory, now_s: float) -> Declar
 
 
 def combine(config: DeclaredConfig, probabilities: Array, workload: str | None) -> Array:
-    """Return `probabilities` (in the order of vocabulary.CLASSES) with the odds of `workload` raised.
+    """Return `probabilities` (in the order of vocabulary.CLASSES) times the likelihood of `workload` being declared.
 
     The probability of idle stays; without a declaration the same array comes back.
     """
     if workload is None:
         return probabilities
-    weights = np.array([config.odds_factor if name == workload else 1.0 for name in CLASSES])
+    # 2/3, however it is rounded, is a guess: equal likelihoods.
+    wrong = config.error_ratio / (len(BUSY_CLASSES) - 1)
+    weights = np.array([max(wrong, 1.0 - config.error_ratio) if name == workload else wrong for name in CLASSES])
     busy = np.array([name != "idle" for name in CLASSES])
     weighted: Array = np.where(busy, probabilities * weights, probabilities)
     total = float(weighted[busy].sum())

@@ -3,13 +3,15 @@
 1. A GPU that is lost, or whose samples stopped, is `unknown`: old values say nothing about now.
 2. Evidence starts with the first sample after a gap or after another set of processes took over; below 15 s of it the
    answer is `unknown` (too_few_samples). Samples count where something that tells was measured, utilisation, power,
-   profiling or NVLink: a log full of [N/A] is no evidence, however long. The same answer is given without
-   probabilities where fewer than three core features can be computed, as in a log slower than a sample in 15 s, since
-   nothing then says whether the model knows such a GPU.
-3. Idle is physics, not statistics: it is said exactly while its rule holds, whatever the model thinks. The rule is
+   profiling or NVLink: a log full of [N/A] is no evidence, however long (too_few_channels). Where fewer than three core
+   features can be computed nothing says whether the model knows such a GPU, and there are no probabilities either: so
+   few channels are measured (too_few_channels), or samples come so far apart (too_few_samples).
+3. Idle is physics, not statistics: it is never said but while its rule holds, whatever the model thinks. The rule is
    utilisation p95 at most 2 % over the last minute, or since the evidence began where that is less, whether memory is
-   held or not; 2 of 60 samples may be of any height. A MIG instance has no utilisation: there SM and DRAM activity
-   stand in for it. Once the rule no longer holds, the label is `unknown` until there is evidence for another.
+   held or not; 2 of 60 samples may be of any height. Where utilisation is not measured (any more), as on a MIG
+   instance, SM and DRAM activity stand in for it. Once the rule no longer holds, the label is `unknown` until there is
+   evidence for another. To be idle once more takes the quantile at 97.5 %, which is 1 of 60 samples: else a GPU that
+   works for a second in every 25 would go in and out of idle, as the last minute holds three bursts or two.
 4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
 
@@ -36,17 +38,20 @@ from agent.records import GpuKey
 from agent.vocabulary import CLASSES
 from classifier.config_checks import require
 from classifier.declared import Declared, DeclaredConfig, MismatchWatch, combine, declared_of
-from classifier.features import FEATURE_NAMES, compute
+from classifier.features import CORE_FEATURES, FEATURE_NAMES, FEATURES, compute
 from classifier.model import Model
 from classifier.results import Decision
 from classifier.signals import LONGEST_WINDOW_S, Signals
-from classifier.smoothing import UNKNOWN, Smoother, SmoothingConfig
+from classifier.smoothing import AMBIGUOUS, UNKNOWN, Smoother, SmoothingConfig
 
 TOO_FEW_SAMPLES: Final = "too_few_samples"
+TOO_FEW_CHANNELS: Final = "too_few_channels"
 GAP: Final = "gap"
 OUT_OF_DOMAIN: Final = "out_of_domain"
 GPU_LOST: Final = "gpu_lost"
 NO_MODEL: Final = "no_model"
+#: Why a label is `unknown`: short words that stay as they are.
+REASONS: Final = (TOO_FEW_SAMPLES, TOO_FEW_CHANNELS, GAP, OUT_OF_DOMAIN, AMBIGUOUS, GPU_LOST, NO_MODEL)
 #: Channels that tell training from inference by more than nvidia-smi's columns do.
 _RICH_SIGNALS: Final = ("sm", "tensor", "dram", "nvlink_tx")
 #: Channels of the core tick of which one at least makes a tick a sample.
@@ -60,6 +65,8 @@ _EVIDENCE_CHANNELS: Final = (
     "nvlink_receive_bytes_per_second",
     "nvlink_transmit_bytes_per_second",
 )
+#: Least core features of a row that the model gives a distance for (classifier.model).
+_CORE_FEATURES_NEEDED: Final = 3
 _TELLING_FEATURES: Final = ("util__p50__60", "util__p95__60", "power__p50__60", "memory__p50__60")
 
 
@@ -75,9 +82,12 @@ class LabellerConfig:
     gap_periods: float = 3.0
     #: Shortest period a gap is measured by: a fast log that pauses for a second has no gap.
     shortest_period_s: float = 1.0
-    #: Window of the idle rule, and its limits: p95 of utilisation, SM activity and memory utilisation (of SM and DRAM
-    #: activity where no utilisation is measured); median of power.
+    #: Window of the idle rule, and its limits: high quantile of utilisation, SM activity and memory utilisation (of SM
+    #: and DRAM activity where no utilisation is measured); median of power.
     idle_window_s: float = 60.0
+    #: Share of the window's samples that must be as low as that, and the one it takes to be idle once more.
+    idle_share: float = 0.95
+    idle_return_share: float = 0.975
     idle_utilization_ratio: float = 0.02
     idle_power_ratio: float = 0.5
     #: Probability of `idle` where the rule says so; the rest is shared by the other classes.
@@ -96,6 +106,9 @@ class LabellerConfig:
         require(self.minimum_samples >= 1, "minimum_samples", self.minimum_samples, "at least 1")
         require(self.gap_periods > 1, "gap_periods", self.gap_periods, "above 1, since samples come one period apart")
         require(self.idle_window_s > 0, "idle_window_s", self.idle_window_s, "above 0")
+        share, back = self.idle_share, self.idle_return_share
+        require(0.5 <= share <= 1, "idle_share", share, "between 0.5 and 1")
+        require(share <= back <= 1, "idle_return_share", back, f"between idle_share ({share}) and 1")
         is_half = 0.5 <= self.idle_probability <= 1
         require(is_half, "idle_probability", self.idle_probability, "between 0.5 and 1, since idle is the likeliest")
         is_probability = 0 <= self.basic_threshold <= 1
@@ -113,11 +126,13 @@ class _GpuState:
     pids: frozenset[int] | None = None
     barred: str | None = None  # reason of an `unknown` that bypasses the smoother, and since when
     barred_since_s: float = 0.0
+    was_idle: bool = False  # since the evidence began: to be so again takes more than to stay so
 
     def restart(self) -> None:
         """Forget the label: the evidence starts anew."""
         self.smoother.reset()
         self.telemetry = None
+        self.was_idle = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +143,7 @@ class _Evidence:
     state: _GpuState
     declared: str | None
     row: Array
+    signals: Signals
     rich: bool
     span_s: float
 
@@ -160,7 +176,9 @@ class Labeller:
                 decisions[key] = self._barred(now, gpu, state, barred, 0.0 if math.isinf(span_s) else span_s)
                 continue
             signals = Signals(gpu, history.host, now.monotonic_s, since_s=state.since_s, gpu_count=len(history.gpus))
-            if looks_idle(signals, config):
+            is_back = state.was_idle and state.smoother.label != "idle"
+            if looks_idle(signals, config, share=config.idle_return_share if is_back else config.idle_share):
+                state.was_idle = True
                 decisions[key] = self._idle(now, gpu, state, signals, span_s)
                 continue
             if state.smoother.label == "idle":
@@ -172,7 +190,9 @@ class Labeller:
                     signals.window(name, LONGEST_WINDOW_S).size >= config.minimum_samples for name in _RICH_SIGNALS
                 )
                 said, row = declared[key].workload, compute(signals)
-                pending.append(_Evidence(gpu=gpu, state=state, declared=said, row=row, rich=rich, span_s=span_s))
+                pending.append(
+                    _Evidence(gpu=gpu, state=state, declared=said, row=row, signals=signals, rich=rich, span_s=span_s)
+                )
         if pending and self._model is not None:
             decisions.update(self._judge(now, pending, self._model))
         return tuple(self._compare(now, decisions[key], declared[key]) for key in history.gpus)
@@ -195,7 +215,11 @@ class Labeller:
         times = _measured_times(gpu, now_s, LONGEST_WINDOW_S + config.minimum_s)
         if times.size == 0:
             state.since_s = now_s
-            return GAP if any(map(gpu.has, _EVIDENCE_CHANNELS)) else TOO_FEW_SAMPLES
+            if any(map(gpu.has, _EVIDENCE_CHANNELS)):
+                return GAP
+            ticks = gpu.series("samples", now_s, LONGEST_WINDOW_S).times
+            is_long = ticks.size >= config.minimum_samples and now_s - float(ticks[0]) >= config.minimum_s
+            return TOO_FEW_CHANNELS if is_long else TOO_FEW_SAMPLES
         steps = np.diff(times)
         period_s = max(config.shortest_period_s, float(np.median(steps)) if steps.size else 0.0)
         if now_s - float(times[-1]) > config.gap_periods * period_s:
@@ -242,7 +266,7 @@ class Labeller:
         state.barred = None
         state.telemetry = None
         label = state.smoother.settle(now.monotonic_s, "idle")
-        name = _activity(signals)
+        name = _activity(signals, self._config)
         window = signals.window(name, self._config.idle_window_s)
         features = {f"{name}__p95__60": window.quantile(0.95)} if window.size else {}
         return _decision(
@@ -256,7 +280,8 @@ class Labeller:
         for evidence, row, ratio in zip(pending, prediction.probabilities, prediction.out_of_domain_ratio, strict=True):
             gpu, state, smoother = evidence.gpu, evidence.state, evidence.state.smoother
             if math.isnan(ratio):
-                decisions[gpu.key] = self._barred(now, gpu, state, TOO_FEW_SAMPLES, evidence.span_s)
+                reason = TOO_FEW_SAMPLES if _has_core_channels(evidence.signals) else TOO_FEW_CHANNELS
+                decisions[gpu.key] = self._barred(now, gpu, state, reason, evidence.span_s)
                 continue
             state.barred = None
             if state.telemetry is None and evidence.declared is not None:
@@ -300,28 +325,53 @@ def _measured_times(gpu: GpuHistory, now_s: float, seconds: float) -> Array:
     return merged
 
 
-def looks_idle(signals: Signals, config: LabellerConfig) -> bool:
-    """Return whether a GPU is idle by physics: no utilisation, no activity elsewhere, no power as under load."""
-    name = _activity(signals)
+def looks_idle(signals: Signals, config: LabellerConfig, *, share: float | None = None) -> bool:
+    """Return whether a GPU is idle by physics: no utilisation, no activity elsewhere, no power as under load.
+
+    `share` of the samples has to be as low as that; without it, `config.idle_share`.
+    """
+    share = config.idle_share if share is None else share
+    name = _activity(signals, config)
     spacing_s = signals.window(name, LONGEST_WINDOW_S).spacing_s
     needed_s = config.minimum_samples * spacing_s if spacing_s > 0 else 0.0
     window_s = min(LONGEST_WINDOW_S, max(config.idle_window_s, needed_s))
-    # A MIG instance without utilisation needs both profiling channels: copies keep DRAM busy and no SM.
+    # Without utilisation both profiling channels are needed: copies keep DRAM busy and no SM.
     for needed in ("util",) if name == "util" else ("sm", "dram"):
         window = signals.window(needed, window_s)
-        if window.size < config.minimum_samples or window.quantile(0.95) > config.idle_utilization_ratio:
+        if not _is_fresh(signals, needed, config):
+            return False
+        if window.size < config.minimum_samples or window.quantile(share) > config.idle_utilization_ratio:
             return False
     for other in ("sm", "memutil"):
         window = signals.window(other, window_s)
-        if window.size and window.quantile(0.95) > config.idle_utilization_ratio:
+        if window.size and window.quantile(share) > config.idle_utilization_ratio:
             return False
     power = signals.window("power", window_s)
     return not (power.size and power.quantile(0.5) > config.idle_power_ratio)
 
 
-def _activity(signals: Signals) -> str:
-    """Return the signal that says whether a GPU does anything: utilisation, or SM activity where there is none."""
-    return "util" if signals.window("util", LONGEST_WINDOW_S).size else "sm"
+def _activity(signals: Signals, config: LabellerConfig) -> str:
+    """Return the signal that says whether a GPU does anything: utilisation, or SM activity where there is none now."""
+    return "util" if _is_fresh(signals, "util", config) else "sm"
+
+
+def _is_fresh(signals: Signals, name: str, config: LabellerConfig) -> bool:
+    """Return whether `name` is still measured: a channel may turn [N/A] while others go on."""
+    window = signals.window(name, LONGEST_WINDOW_S)
+    if not window.size:
+        return False
+    period_s = max(config.shortest_period_s, window.spacing_s) if window.size > 1 else config.shortest_period_s
+    return signals.now_s - float(window.times[-1]) <= config.gap_periods * period_s
+
+
+def _has_core_channels(signals: Signals) -> bool:
+    """Return whether enough is measured, however rarely, for the model to know whether it knows such a GPU."""
+    measured = sum(
+        all(signals.window(name, LONGEST_WINDOW_S).size for name in feature.channels)
+        for feature in FEATURES
+        if feature.name in CORE_FEATURES
+    )
+    return measured >= _CORE_FEATURES_NEEDED
 
 
 def _telling(row: Array, model: Model) -> Mapping[str, float]:

@@ -28,7 +28,7 @@ class Decision:
     probabilities: Mapping[str, float] | None
     telemetry_probabilities: Mapping[str, float] | None
     window_s: float
-    reason: str | None  # short fixed word: too_few_samples, gap, out_of_domain, ambiguous, gpu_lost
+    reason: str | None  # short fixed word: one of classifier.labeller.REASONS
     since_monotonic_s: float  # since when `workload` holds
     since_wall_s: float
     features: Mapping[str, float] = field(default_factory=dict)  # the ones that decided; NaN is left out

@@ -134,6 +134,11 @@ class Signals:
         self._full: dict[str, Window] = {}
         self._windows: dict[tuple[str, float], Window] = {}
 
+    @property
+    def now_s(self) -> float:
+        """Moment that is looked at, in monotonic seconds."""
+        return self._now_s
+
     def window(self, name: str, seconds: float) -> Window:
         """Return signal `name` of the last `seconds`; empty where the channel or its scale is missing."""
         found = self._windows.get((name, seconds))

@@ -25,6 +25,7 @@ _ACTIONS: Final = {
 
 _REASONS: Final = {
     "too_few_samples": "too few samples yet",
+    "too_few_channels": "too little is measured here",
     "gap": "a gap in the telemetry",
     "out_of_domain": "unlike anything the model knows",
     "ambiguous": "the evidence is split",

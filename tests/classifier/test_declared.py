@@ -74,10 +74,13 @@ OPEN = (0.45, 0.40, 0.05, 0.10)  # telemetry that cannot tell
 
 def test_the_odds_of_the_declared_class_are_raised_and_idle_stays() -> None:
     row = np.array(OPEN)
-    # Weights 9, 0.4 and 0.1 share the 0.95 that is not idle: 0.95 * 9 / 9.5 = 0.9, then 0.04 and 0.01.
-    assert combine(CONFIG, row, "training") == pytest.approx([0.9, 0.04, 0.05, 0.01])
+    # Right 19 of 20 times, wrong with half of 1 in 20 each: 0.45 * 0.95, 0.40 * 0.025 and 0.10 * 0.025 are 0.4275, 0.01
+    # and 0.0025, in all 0.44, and share the 0.95 that is not idle.
+    assert combine(CONFIG, row, "training") == pytest.approx(
+        [0.95 * 0.4275 / 0.44, 0.95 * 0.01 / 0.44, 0.05, 0.95 * 0.0025 / 0.44]
+    )
     assert combine(CONFIG, row, None) is row
-    assert combine(replace(CONFIG, odds_factor=1.0), row, "training") == pytest.approx(row)
+    assert combine(replace(CONFIG, error_ratio=0.667), row, "training") == pytest.approx(row)
     only_idle = np.array([0.0, 0.0, 1.0, 0.0])
     assert combine(CONFIG, only_idle, "training") == pytest.approx(only_idle)
 
@@ -106,7 +109,7 @@ def test_declared_is_what_all_holders_that_declare_agree_on(holders: tuple[Holde
 def test_a_declaration_decides_what_telemetry_leaves_open_and_telemetry_stays_visible() -> None:
     decision = Node(Says(*OPEN)).feed(0, 61, job("training")).at(60)
     assert (decision.workload, decision.reason, decision.declared_class) == ("training", None, "training")
-    assert decision.probabilities["training"] == pytest.approx(0.9)
+    assert decision.probabilities["training"] == pytest.approx(0.95 * 0.4275 / 0.44)
     assert tuple(decision.telemetry_probabilities.values()) == pytest.approx(OPEN)
     assert decision.mismatch is False
     alone = Node(Says(*OPEN)).feed(0, 61).at(60)
@@ -114,7 +117,7 @@ def test_a_declaration_decides_what_telemetry_leaves_open_and_telemetry_stays_vi
 
 
 def test_against_telemetry_that_is_sure_a_declaration_does_not_win() -> None:
-    # 0.96 against 20 * 0.02: neither 0.96 / 1.37 nor 0.4 / 1.37 (with 0.99 not idle) is above 0.7.
+    # 0.96 against 38 * 0.02: neither 0.96 / 1.73 nor 0.76 / 1.73 (with 0.99 not idle) is above 0.7.
     decision = Node(Says(0.02, 0.96, 0.01, 0.01)).feed(0, 61, job("training")).at(60)
     assert (decision.workload, decision.reason) == ("unknown", "ambiguous")
     decision = Node(Says(0.001, 0.997, 0.001, 0.001)).feed(0, 61, job("training")).at(60)
@@ -124,7 +127,7 @@ def test_against_telemetry_that_is_sure_a_declaration_does_not_win() -> None:
 def test_a_declaration_helps_where_only_nvidia_smi_columns_exist_after_five_minutes() -> None:
     node = Node(Says(0.80, 0.15, 0.01, 0.04)).feed(0, 351, job("training"), rich=False)
     assert (node.at(295).workload, node.at(295).reason) == ("unknown", "ambiguous")
-    # 16 of 16.19 times 0.99 is 0.978, above 0.97; telemetry alone stays far below.
+    # 30.4 of 30.59 times 0.99 is 0.984, above 0.97; telemetry alone stays far below.
     assert node.at(350).workload == "training"
     assert Node(Says(0.80, 0.15, 0.01, 0.04)).feed(0, 351, rich=False).at(350).workload == "unknown"
 
@@ -202,9 +205,9 @@ def test_what_is_declared_instead_starts_anew() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("odds_factor", 0.5),
-        ("odds_factor", float("nan")),
-        ("odds_factor", 1e6),
+        ("error_ratio", 0.0),
+        ("error_ratio", float("nan")),
+        ("error_ratio", 0.7),
         ("stale_seconds", 0.0),
         ("mismatch_seconds", 0.0),
         ("mismatch_seconds", 1000.0),
