@@ -97,6 +97,10 @@ class Model:
             out_of_domain_ratio=self.domain.ratio(rows),
         )
 
+    def contributions(self, row: Array) -> Array:
+        """Return what each feature of one row adds to the score of every class, shape (features, classes)."""
+        return self.trees.contributions(np.asarray(row, dtype=np.float64), len(FEATURES)) / self.temperature
+
 
 def load(directory: Path = BUNDLED) -> Model:
     """Load the bundle in `directory`; raises BundleError with the reason where it does not fit."""

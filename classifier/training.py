@@ -161,6 +161,7 @@ def trees_from(*classifiers: Any) -> Trees:  # noqa: ANN401 - untyped estimators
             columns["left"].append(size + np.where(leaf, own, nodes["left"]))
             columns["right"].append(size + np.where(leaf, own, nodes["right"]))
             columns["value"].append(np.where(leaf, nodes["value"], 0.0) / count)
+            columns["cover"].append(np.where(leaf, nodes["count"], 0).astype(np.int64))
             size += nodes.size
     arrays: dict[str, NDArray[Any]] = {name: np.concatenate(parts) for name, parts in columns.items()}
     arrays["root"] = np.array(roots, dtype=np.int64)
@@ -172,7 +173,7 @@ def trees_from(*classifiers: Any) -> Trees:  # noqa: ANN401 - untyped estimators
         raise UsageError(f"the model cannot be exported: {error}") from error
 
 
-_NODE_COLUMNS: Final = ("feature", "threshold", "missing_left", "left", "right", "value")
+_NODE_COLUMNS: Final = ("feature", "threshold", "missing_left", "left", "right", "value", "cover")
 
 
 def fit_temperature(raw: Array, labels: NDArray[np.int64]) -> float:

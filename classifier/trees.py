@@ -30,8 +30,10 @@ class Trees:
     left: NDArray[np.int64]  # (nodes,)
     right: NDArray[np.int64]  # (nodes,)
     value: Array  # (nodes,) what a leaf adds
+    cover: Array  # (nodes,) training windows below each leaf; 1 each where the bundle does not say
     baseline: Array  # (classes,)
     depth: int
+    expected: Array  # (nodes,) mean of what the leaves below add, by their cover: what is expected on the way there
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, features: int, classes: int) -> Trees:
@@ -44,8 +46,10 @@ class Trees:
             left=_integers(arrays["left"]),
             right=_integers(arrays["right"]),
             value=_floats(arrays["value"]),
+            cover=_cover(arrays.get("cover"), arrays["value"].size),
             baseline=_floats(arrays["baseline"]),
             depth=0,
+            expected=np.empty(0),
         )
         return trees._checked(features, classes)
 
@@ -59,6 +63,7 @@ class Trees:
             "left": self.left.astype(np.uint32),
             "right": self.right.astype(np.uint32),
             "value": self.value,
+            "cover": self.cover.astype(np.uint32),
             "baseline": self.baseline,
         }
 
@@ -76,9 +81,29 @@ class Trees:
         result: Array = sums + self.baseline
         return result
 
+    def contributions(self, row: Array, features: int) -> Array:
+        """Return what each feature of one row adds to the raw score of every class, shape (features, classes).
+
+        A row that takes a branch changes the score that is to be expected; the change is put to the feature that was
+        asked there. The sum over the features is the raw score less the one expected of no row in particular.
+        """
+        classes = self.baseline.size
+        owner = np.arange(self.root.size) % classes
+        node = self.root
+        sums = np.zeros(features * classes)
+        for _ in range(self.depth):
+            feature = self.feature[node]
+            value = row[feature]
+            goes_left = np.where(np.isnan(value), self.missing_left[node], value <= self.threshold[node])
+            child = np.where(goes_left, self.left[node], self.right[node])
+            change = self.expected[child] - self.expected[node]  # 0 where a leaf stays on itself
+            sums += np.bincount(feature * classes + owner, weights=change, minlength=sums.size)
+            node = child
+        return sums.reshape(features, classes)
+
     def _checked(self, features: int, classes: int) -> Trees:
         nodes = self.value.size
-        columns = (self.feature, self.threshold, self.missing_left, self.left, self.right)
+        columns = (self.feature, self.threshold, self.missing_left, self.left, self.right, self.cover)
         if nodes == 0 or any(column.shape != (nodes,) for column in (*columns, self.value)):
             raise ValueError("node arrays differ in length")
         if self.baseline.shape != (classes,) or self.root.ndim != 1 or self.root.size % classes or not self.root.size:
@@ -95,7 +120,22 @@ class Trees:
         ahead = (self.left > own) & (self.right > own) & (self.left < nodes) & (self.right < nodes)
         if not (leaf | ahead).all():
             raise ValueError("a node points backwards or outside the nodes")
-        return Trees(**{name: getattr(self, name) for name in self.__slots__ if name != "depth"}, depth=self._deepest())
+        if not (np.isfinite(self.cover).all() and (self.cover >= 0).all() and (self.cover[leaf] > 0).all()):
+            raise ValueError("a leaf has no cover")
+        deepest = self._deepest()
+        kept = {name: getattr(self, name) for name in self.__slots__ if name not in ("depth", "expected")}
+        return Trees(**kept, depth=deepest, expected=self._expected(leaf, deepest))
+
+    def _expected(self, leaf: NDArray[np.bool_], deepest: int) -> Array:
+        """Return the mean of the leaves below every node, from the leaves up, level by level."""
+        weight = np.where(leaf, self.cover, 0.0)
+        total = np.where(leaf, self.cover * self.value, 0.0)
+        for _ in range(deepest):
+            weight = np.where(leaf, weight, weight[self.left] + weight[self.right])
+            total = np.where(leaf, total, total[self.left] + total[self.right])
+        # Nodes that no root reaches may be deeper than the trees; nobody asks for what is expected there.
+        result: Array = total / np.maximum(weight, 1e-300)
+        return result
 
     def _deepest(self) -> int:
         level = np.unique(self.root)
@@ -118,6 +158,10 @@ def _integers(array: NDArray[Any]) -> NDArray[np.int64]:
     if array.dtype.kind not in "iu":
         raise ValueError("indices are no integers")
     return array.astype(np.int64)
+
+
+def _cover(array: NDArray[Any] | None, nodes: int) -> Array:
+    return np.ones(nodes) if array is None else _integers(array).astype(np.float64)
 
 
 def _floats(array: NDArray[Any]) -> Array:
