@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import numpy as np
 
 from agent.errors import UsageError
 from classifier.simulator.boards import BOARDS, Board
-from classifier.simulator.inference import batch_job, serving_job
-from classifier.simulator.other import hpc_job, idle_job, loaded_idle_job, mining_job
+from classifier.simulator.families import FAMILIES, Family
+from classifier.simulator.inference import serving_job
+from classifier.simulator.other import idle_job, loaded_idle_job
 from classifier.simulator.scenario import Draws, Scenario
 from classifier.simulator.signals import Job
 from classifier.simulator.training import Span, training_job
 
-Builder = Callable[[Draws, Board, tuple[int, ...], Span], Job]
-
-
-def _stalled(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
-    return training_job(draws, board, gpus, span, "stall")
-
-
-def _rank0_saves(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
-    return training_job(draws, board, gpus, span, "rank0_saves")
-
-
-_BUILDERS: Final[dict[str, Builder]] = {
-    "data_parallel_training": training_job,
-    "llm_serving": serving_job,
-    "offline_batch": batch_job,
-    "idle": idle_job,
-    "loaded_idle": loaded_idle_job,
-    "hpc": hpc_job,
-    "mining": mining_job,
-    "stalled_all_reduce": _stalled,
-    "rank0_checkpoint": _rank0_saves,
-}
 _MIXED: Final = "mixed_node"
-#: How often `random_scenario` takes each kind.
-_WEIGHTS: Final = {
-    "data_parallel_training": 0.29,
-    "llm_serving": 0.22,
-    "offline_batch": 0.15,
-    "idle": 0.06,
-    "loaded_idle": 0.08,
-    "hpc": 0.07,
-    "mining": 0.04,
-    "stalled_all_reduce": 0.03,
-    "rank0_checkpoint": 0.06,
-}
 _BOARD_WEIGHTS: Final = {
     "H100": 0.3,
     "A100": 0.22,
@@ -64,29 +30,36 @@ _BOARD_WEIGHTS: Final = {
 
 def available_kinds() -> tuple[str, ...]:
     """Return the kinds that `Scenario.kind` may name."""
-    return (*_BUILDERS, _MIXED)
+    return (*FAMILIES, _MIXED)
+
+
+def workload_of(kind: str) -> str:
+    """Return the class of a family's work; raises UsageError for a kind that is none."""
+    return _family(kind).workload
+
+
+def _family(kind: str) -> Family:
+    family = FAMILIES.get(kind)
+    if family is None:
+        raise UsageError(f"unknown simulation kind {kind!r}; choose one of {', '.join(available_kinds())}")
+    return family
 
 
 def jobs_of(scenario: Scenario, board: Board, span: Span, rng: np.random.Generator) -> tuple[Job, ...]:
     """Return the jobs on the node, each GPU in exactly one; raises UsageError for an unknown kind or parameter."""
     if scenario.kind == _MIXED:
         return _mixed_node(scenario, board, span, rng)
-    builder = _BUILDERS.get(scenario.kind)
-    if builder is None:
-        raise UsageError(f"unknown simulation kind {scenario.kind!r}; choose one of {', '.join(available_kinds())}")
+    family = _family(scenario.kind)
     gpus = tuple(range(scenario.gpu_count))
-    if scenario.kind != "llm_serving":
-        draws = Draws(rng, scenario.parameters)
-        job = builder(draws, board, gpus, span)
-        draws.check_all_asked(scenario.kind)
-        return (job,)
-    # Replicas of a server share nothing but the host: each tensor-parallel group is a job of its own.
     fixed: dict[str, float | str] = dict(scenario.parameters)
-    width = int(fixed.pop("tensor_parallel", rng.choice([1, 1, 2, 4, 8])))
+    width = scenario.gpu_count
+    if family.widths:
+        # Replicas of a server share nothing but the host: each tensor-parallel group is a job of its own.
+        width = int(fixed.pop("tensor_parallel", rng.choice(family.widths)))
     jobs: list[Job] = []
     for first in range(0, scenario.gpu_count, width):
         draws = Draws(rng, fixed)
-        jobs.append(builder(draws, board, gpus[first : first + width], span))
+        jobs.append(family.build(draws, board, gpus[first : first + width], span))
         draws.check_all_asked(scenario.kind)
     return tuple(jobs)
 
@@ -138,7 +111,7 @@ def _mixed_node(scenario: Scenario, board: Board, span: Span, rng: np.random.Gen
     }
     before = Span(start_s=span.start_s, end_s=span.end_s, begin_s=min(span.begin_s, -3600.0))
     return (
-        training_job(Draws(rng, training), board, (0, 1, 2, 3), later, "stall"),
+        training_job(Draws(rng, training), board, (0, 1, 2, 3), later, fault="stall"),
         serving_job(Draws(rng, serving), board, (4,), before),
         serving_job(Draws(rng, serving), board, (5,), before),
         loaded_idle_job(Draws(rng, {"memory": 0.2, "health_checks": 0.0}), board, (6,), span),
@@ -158,18 +131,20 @@ def random_scenario(
     `duration_s` is the range of lengths, `intervals_s` the sampling intervals to choose from.
     """
     if kind is None:
-        kind = str(rng.choice(list(_WEIGHTS), p=list(_WEIGHTS.values())))
-    collective = kind in {"stalled_all_reduce", "rank0_checkpoint"}
+        likely = np.array([family.weight for family in FAMILIES.values()])
+        kind = str(rng.choice(list(FAMILIES), p=likely / likely.sum()))
+    family = FAMILIES.get(kind)
+    collective = family is not None and family.collective
     boards = [name for name in BOARDS if not (collective and name in {"L4", "A40"})]
     weights = np.array([_BOARD_WEIGHTS[name] for name in boards])
     board = str(rng.choice(boards, p=weights / weights.sum()))
-    counts = (2, 4, 8) if collective else (1, 1, 2, 4, 8)
+    counts = family.gpu_counts if family is not None else (8,)
     begin = float(rng.uniform(300, 7200))
     interval = float(rng.choice(intervals_s))
     return Scenario(
         kind=kind,
         board=board,
-        gpu_count=8 if kind == _MIXED else int(rng.choice(counts)),
+        gpu_count=int(rng.choice(counts)),
         duration_s=float(np.round(rng.uniform(*duration_s))),
         interval_s=interval,
         jitter_s=interval * float(np.exp(rng.uniform(np.log(0.001), np.log(0.05)))),

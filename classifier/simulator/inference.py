@@ -1,62 +1,40 @@
-"""Inference jobs: online serving of language models, and offline batches.
+"""Online serving of language models: a server, or the pools of a disaggregated one.
 
-Serving follows arrivals: a request has a prefill (compute-bound, near the power limit) and then decodes together with
-the others (memory-bound, low power), after Splitwise (arXiv:2311.18677) and POLCA (arXiv:2308.12908). Ranges come from
-8x H100 recordings and engineering priors; they reach into those of training on purpose.
+A request has a prefill (compute-bound, near the power limit) and then decodes together with the others (memory-bound,
+low power), after Splitwise (arXiv:2311.18677) and POLCA (arXiv:2308.12908). Ranges are in `serving_styles`; they reach
+into those of training on purpose.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from dataclasses import dataclass
 
 import numpy as np
 
+from classifier.simulator.arrivals import CELL_S, in_work, load_shape
 from classifier.simulator.boards import Board
+from classifier.simulator.checkpoints import READ
+from classifier.simulator.priors import GB, Priors, take
 from classifier.simulator.scenario import Draws
-from classifier.simulator.signals import (
-    Array,
-    Constant,
-    Cyclic,
-    HostLoad,
-    Job,
-    Sampled,
-    Signal,
-    Stage,
-    cycle_starts,
-    pieces,
-    scale_to_mean,
-)
+from classifier.simulator.serving_styles import SERVING_STYLES
+from classifier.simulator.signals import Array, Constant, HostLoad, Job, Sampled, Stage
 from classifier.simulator.training import Span
 
-#: Step of the arrival process; a divisor of what any sensor averages over.
-CELL_S: Final = 0.05
 
-
-def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
+def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, style: str = "online") -> Job:
     """Return a server on `gpus` (one tensor-parallel group) that takes requests throughout `span`."""
+    priors = SERVING_STYLES[style]
     ranks = len(gpus)
     load_s = draws.log_uniform("load_s", 5, 60)
-    memory = draws.uniform("memory", 0.15, 0.93)
+    memory = take(draws, priors, "memory")
     grows = draws.chance("memory_grows", 0.3)
-    power_gain = draws.uniform("power_gain", 0.55, 1.1)
+    power_gain = take(draws, priors, "power_gain")
     loaded_s = span.begin_s + load_s
     first_s = max(span.start_s - 60, loaded_s)  # a minute ahead: requests are already in flight
-    host: list[HostLoad] = []
-    load_rate = min(4e9, memory * board.memory_bytes * ranks * 0.5 / load_s)
-    host.append(HostLoad(start_s=span.begin_s, end_s=loaded_s, channel="disk_read", bytes_per_second=load_rate))
-    copying = Constant({"pcie_receive": load_rate / ranks, "busy": 0.2, "dram": 0.02})
-    stages = [
-        Stage(
-            start_s=span.begin_s,
-            end_s=loaded_s,
-            signals=(copying,) * ranks,
-            memory_ratio=(0.006, memory),
-            workload="inference",
-            note="loading",
-        )
-    ]
+    loading, host = loading_stage(draws, board, ranks, memory, Span(span.begin_s, loaded_s, span.begin_s))
+    stages = [loading]
     if span.end_s > first_s:
-        channels, requests_per_s = _served(draws, board, ranks, span.end_s - first_s)
+        channels, requests_per_s = _served(draws, board, priors, ranks, span.end_s - first_s)
         signals = tuple(Sampled(first_s, CELL_S, rank) for rank in channels)
         late = memory * (1.06 if grows and memory < 0.85 else 1.0)
         stages.append(
@@ -68,13 +46,7 @@ def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -
                 workload="inference",
             )
         )
-        logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
-        sizes = draws.log_uniform("bytes_per_request", 2e3, 2e6)
-        times = {"start_s": first_s, "end_s": span.end_s}
-        for channel, share in (("network_receive", 0.6), ("network_transmit", 0.4)):
-            rate = max(200.0, requests_per_s * sizes * share)
-            host.append(HostLoad(**times, channel=channel, bytes_per_second=rate, roughness=0.5))
-        host.append(HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2))
+        host += _traffic(draws, priors, style, requests_per_s, Span(first_s, span.end_s, first_s))
     return Job(
         gpus=gpus,
         stages=tuple(stages),
@@ -85,171 +57,148 @@ def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -
     )
 
 
-def _served(draws: Draws, board: Board, ranks: int, length_s: float) -> tuple[list[dict[str, Array]], float]:
+def loading_stage(draws: Draws, board: Board, ranks: int, memory: float, span: Span) -> tuple[Stage, list[HostLoad]]:
+    """Return the loading of a model: read from storage, copied to the GPU; 10-30 s, 2 s from NVMe."""
+    length_s = span.end_s - span.start_s
+    rate = min(4e9, memory * board.memory_bytes * ranks * 0.5 / length_s)
+    source = draws.choice("load_from", tuple(READ), (0.6, 0.15, 0.15, 0.1))
+    copying = Constant(
+        {
+            "pcie_receive": min(rate / ranks, 0.8 * board.pcie_bytes_per_second),
+            "busy": 0.2,
+            "dram": 0.02,
+            "cpu_cores": float(draws.rng.uniform(0.5, 3)),
+            "process_read": rate / ranks,
+        }
+    )
+    stage = Stage(
+        start_s=span.start_s,
+        end_s=span.end_s,
+        signals=(copying,) * ranks,
+        memory_ratio=(0.006, memory),
+        workload="inference",
+        note="loading",
+    )
+    times = {"start_s": span.start_s, "end_s": span.end_s}
+    return stage, [HostLoad(**times, channel=channel, bytes_per_second=rate) for channel in READ[source]]
+
+
+def _traffic(draws: Draws, priors: Priors, style: str, requests_per_s: float, span: Span) -> list[HostLoad]:
+    """Return what the host sends and receives: requests and answers, caches between pools, logs."""
+    logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
+    sizes = draws.log_uniform("bytes_per_request", 2e3, 2e6)
+    caches = take(draws, priors, "fabric_gb_s") * GB
+    over_fabric = draws.chance("caches_over_infiniband", 0.6)
+    times = {"start_s": span.start_s, "end_s": span.end_s}
+    host = [HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2)]
+    for channel, share in (("network_receive", 0.6), ("network_transmit", 0.4)):
+        rate = max(200.0, requests_per_s * sizes * share)
+        host.append(HostLoad(**times, channel=channel, bytes_per_second=rate, roughness=0.5))
+    directions = {"prefill_pool": (0.03, 1.0), "decode_pool": (1.0, 0.03)}.get(style)
+    if directions is not None:
+        link = "infiniband" if over_fabric else "network"
+        rate = caches if over_fabric else min(caches, 3e9)
+        for name, share in zip(("receive", "transmit"), directions, strict=True):
+            host.append(HostLoad(**times, channel=f"{link}_{name}", bytes_per_second=rate * share, roughness=0.5))
+    return host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """How much is in work over the cells: shares of time with a prefill, with decoding, and the batch's depth."""
+
+    filling: Array
+    decoding: Array
+    depth: Array
+    requests_per_s: float
+
+
+def _load(draws: Draws, priors: Priors, cells: int) -> _Load:
+    rng = draws.rng
+    shape = load_shape(draws, priors, cells)
+    prefill_s = take(draws, priors, "prefill_s")
+    decode_s = take(draws, priors, "decode_s")
+    concurrency = take(draws, priors, "concurrency")
+    batch = take(draws, priors, "batch_half")
+    rate = min(concurrency / decode_s, 0.85 / prefill_s)
+    if "load" in priors:  # a pool that is told by how busy it is
+        rate = -float(np.log(1 - take(draws, priors, "load"))) / prefill_s
+    arrivals = rng.poisson(rate * shape * CELL_S)
+    index = np.repeat(np.arange(cells), arrivals)
+    prefill = np.clip(rng.lognormal(np.log(prefill_s), 0.7, index.size), 0.01, 8.0)
+    decode = np.clip(rng.lognormal(np.log(decode_s), 0.6, index.size), min(0.1, decode_s), 240.0)
+    start = index * CELL_S + rng.uniform(0, CELL_S, index.size)
+    filling = np.minimum(in_work(start, start + prefill, cells), 1.0)
+    active = in_work(start + prefill, start + prefill + decode, cells)
+    decoding = np.minimum(active, 1.0) * (1 - filling)
+    return _Load(filling=filling, decoding=decoding, depth=active / (active + batch), requests_per_s=rate)
+
+
+def _cadence(draws: Draws, priors: Priors, cells: int) -> Array:
+    """Return the swing between proposing and verifying around 1; flat where nothing is proposed."""
+    if "cadence_s" not in priors:
+        return np.ones(cells)
+    period = take(draws, priors, "cadence_s")
+    swing = take(draws, priors, "swing")
+    pace = 1 + 0.08 * np.repeat(draws.rng.standard_normal(cells // 8 + 1), 8)[:cells]
+    phase = np.cumsum(np.clip(pace, 0.5, 1.5)) * CELL_S / period
+    wave: Array = 1 + swing * np.where(phase % 1.0 < 0.5, 1.0, -1.0)
+    return wave
+
+
+def _served(
+    draws: Draws, board: Board, priors: Priors, ranks: int, length_s: float
+) -> tuple[list[dict[str, Array]], float]:
     """Return activity per rank and the mean arrival rate; concurrency comes from arrivals and their lengths."""
     rng = draws.rng
     cells = int(np.ceil(length_s / CELL_S)) + 1
-    load = _load_shape(draws, cells)
-    prefill_s = draws.log_uniform("prefill_s", 0.03, 1.0)
-    decode_s = draws.log_uniform("decode_s", 0.5, 25)
-    concurrency = draws.log_uniform("concurrency", 0.1, 60)
-    batch = draws.log_uniform("batch_half", 4, 64)  # concurrency at which decode reaches half of its extra SM activity
-    rate = min(concurrency / decode_s, 0.85 / prefill_s)
-    arrivals = rng.poisson(rate * load * CELL_S)
-    index = np.repeat(np.arange(cells), arrivals)
-    prefill = np.clip(rng.lognormal(np.log(prefill_s), 0.7, index.size), 0.01, 8.0)
-    decode = np.clip(rng.lognormal(np.log(decode_s), 0.6, index.size), 0.1, 240.0)
-    start = index * CELL_S + rng.uniform(0, CELL_S, index.size)
-    filling = np.minimum(_active(start, start + prefill, cells), 1.0)
-    active = _active(start + prefill, start + prefill + decode, cells)
-    decoding = np.minimum(active, 1.0) * (1 - filling)
-    depth = active / (active + batch)
-    # A small model on a slow host leaves gaps between kernels: 6-13 % utilisation was measured under constant load.
-    resident = draws.log_uniform("resident", 0.06, 1.0)
-    decode_sm = draws.uniform("decode_sm", 0.2, 0.6) * (0.5 + 0.9 * depth) * resident
-    decode_dram = draws.uniform("decode_dram", 0.25, 0.85) * (0.8 + 0.2 * depth) * resident
-    decode_tensor = draws.uniform("decode_tensor", 0.02, 0.3) * (0.2 + depth) * resident
-    prefill_sm = draws.uniform("prefill_sm", 0.45, 0.92)
-    prefill_tensor = draws.uniform("prefill_tensor", 0.25, 0.7)
-    prefill_dram = draws.uniform("prefill_dram", 0.2, 0.5)
-    link = draws.uniform("nvlink_gb_s", 2, 45) * 1e9 * (ranks > 1)  # nothing where the board has no NVLink, see below
+    load = _load(draws, priors, cells)
+    filling, decoding = load.filling, load.decoding
+    resident = take(draws, priors, "resident")
+    cadence = _cadence(draws, priors, cells)
+    decode_sm = take(draws, priors, "decode_sm") * (0.5 + 0.9 * load.depth) * resident * cadence
+    decode_dram = take(draws, priors, "decode_dram") * (0.8 + 0.2 * load.depth) * resident * cadence
+    # Matrix products grow with the batch, attention does not use the tensor cores much.
+    decode_tensor = take(draws, priors, "decode_tensor") * decode_sm * (0.6 + 0.5 * load.depth)
+    prefill_sm = take(draws, priors, "prefill_sm")
+    prefill_tensor = take(draws, priors, "prefill_tensor") * prefill_sm
+    prefill_dram = take(draws, priors, "prefill_dram")
+    link = take(draws, priors, "nvlink_gb_s") * GB * (ranks > 1)
     idle_spin = draws.chance("idle_spin", 0.2) and ranks > 1
     waiting = float(draws.choice("blocks", ("8", "16", "24", "32"))) / board.multiprocessors
     working = filling + decoding
-    pcie = draws.log_uniform("pcie_gb_s", 0.02, 0.6) * 1e9
+    pcie = take(draws, priors, "pcie_gb_s") * GB
     decode_pcie = draws.log_uniform("decode_pcie_share", 0.02, 1.0)
     back = draws.log_uniform("pcie_asymmetry", 0.02, 0.6)
-    # Prefill and decode pools push their caches one way; tensor parallel traffic is symmetric.
-    skewed = draws.uniform("nvlink_asymmetry", 0.96, 1.04) * (
-        1.0 if rng.random() < 0.85 else float(rng.uniform(0.3, 1.7))
-    )
+    skewed = take(draws, priors, "nvlink_skew")
+    # Eight-bit integers on the tensor cores of a quantised model; FP8 counts as half precision.
+    integers = draws.uniform("integer_share", 0.3, 0.95) * draws.chance("quantised", 0.12)
+    halves = draws.uniform("fp16", 0.01, 0.15) * draws.chance("half_precision", 0.35)
+    cores = take(draws, priors, "cores")
+    # Workers poll their queue; some sleep.
+    polls = 1.0 if draws.chance("workers_poll", 0.6) else 0.1
     channels: list[dict[str, Array]] = []
     for rank in range(ranks):
         wobble = 1 + float(rng.normal(0, 0.015))
         spin = np.where(working < 0.02, 1.0, 0.0) if idle_spin and rank > 0 else np.zeros(cells)
         links = np.minimum(link * (filling + 0.6 * decoding * resident), 0.5 * board.nvlink_bytes_per_second)
+        sm = np.minimum((filling * prefill_sm + decoding * decode_sm) * wobble, 0.98)
+        tensor = np.minimum((filling * prefill_tensor + decoding * decode_tensor) * wobble, 0.9)
         channels.append(
             {
                 "busy": np.minimum(filling + decoding * min(1.0, resident * 1.1) + spin, 1.0),
-                "sm": np.minimum((filling * prefill_sm + decoding * decode_sm) * wobble, 0.98),
+                "sm": sm,
                 "spin": spin * waiting,
-                "tensor": np.minimum((filling * prefill_tensor + decoding * decode_tensor) * wobble, 0.9),
+                "tensor": tensor,
+                "hmma": tensor * (1 - integers),
+                "imma": tensor * integers,
+                "fp16": sm * halves,
                 "dram": np.minimum((filling * prefill_dram + decoding * decode_dram) * wobble, 0.92),
                 "nvlink_receive": links,
                 "nvlink_transmit": links * skewed,
                 "pcie_receive": pcie * (filling + decode_pcie * decoding * resident),
                 "pcie_transmit": pcie * back * working,
+                "cpu_cores": (cores if rank == 0 else 1.0) * (polls + (1 - polls) * np.minimum(working, 1.0)),
             }
         )
-    return channels, rate
-
-
-def _load_shape(draws: Draws, cells: int) -> Array:
-    """Return the arrival rate over time around 1: a daily wave seen for minutes, and gusts of minutes."""
-    rng = draws.rng
-    seconds = np.arange(cells) * CELL_S
-    day = 1 + draws.uniform("day_depth", 0.0, 0.8) * np.sin(2 * np.pi * (seconds / 86400 + rng.random()))
-    knots = np.arange(int(seconds[-1] / 20) + 3)
-    gusts = np.exp(draws.uniform("gusts", 0.05, 1.0) * rng.standard_normal(knots.size))
-    quiet = np.where(rng.random(knots.size) < draws.uniform("quiet_share", -0.3, 0.4), 0.02, 1.0)
-    shape: Array = day * np.interp(seconds, knots * 20.0, gusts * quiet)
-    return shape
-
-
-def _active(start: Array, end: Array, cells: int) -> Array:
-    """Return how many of the intervals are open in each cell."""
-    opened = np.bincount(np.minimum((start / CELL_S).astype(int), cells), minlength=cells + 1)
-    closed = np.bincount(np.minimum((end / CELL_S).astype(int), cells), minlength=cells + 1)
-    # A stretch within one cell counts for the share of the cell that it fills.
-    short = (start / CELL_S).astype(int) == (end / CELL_S).astype(int)
-    partial = np.bincount(
-        np.minimum((start[short] / CELL_S).astype(int), cells),
-        weights=(end[short] - start[short]) / CELL_S,
-        minlength=cells + 1,
-    )
-    total: Array = np.cumsum(opened - closed)[:cells] + partial[:cells]
-    return total
-
-
-def batch_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
-    """Return offline inference: the same batches one after another, from files to files."""
-    ranks = len(gpus)
-    load_s = draws.log_uniform("load_s", 5, 60)
-    memory = draws.uniform("memory", 0.1, 0.95)
-    loaded = span.begin_s + load_s
-    copying = Constant({"pcie_receive": 1e9, "busy": 0.2, "dram": 0.02})
-    signals = _batches(draws, board, ranks, max(span.start_s - 60, loaded), span.end_s)
-    return Job(
-        gpus=gpus,
-        stages=(
-            Stage(
-                start_s=span.begin_s,
-                end_s=loaded,
-                signals=(copying,) * ranks,
-                memory_ratio=(0.006, memory),
-                workload="inference",
-                note="loading",
-            ),
-            Stage(
-                start_s=loaded,
-                end_s=max(loaded, span.end_s),
-                signals=signals,
-                memory_ratio=(memory, memory),
-                workload="inference",
-            ),
-        ),
-        host=_files(draws, loaded, span.end_s),
-        power_gain=draws.uniform("power_gain", 0.65, 1.12),
-        drift=draws.log_uniform("drift", 0.003, 0.03),
-    )
-
-
-def _batches(draws: Draws, board: Board, ranks: int, start_s: float, end_s: float) -> tuple[Signal, ...]:
-    """Return batch after batch per rank: in step where ranks share a model, each at its own pace where not."""
-    period = draws.log_uniform("batch_s", 0.1, 30)
-    spread = draws.log_uniform("batch_spread", 0.01, 0.5)
-    busy = draws.uniform("busy", 0.6, 1.0)
-    sm = draws.uniform("sm", 0.25, 0.88)
-    tensor = draws.uniform("tensor", 0.12 * sm, 0.66 * sm)
-    dram = draws.uniform("dram", 0.2, 0.8)
-    prefill = draws.uniform("prefill_share", 0.05, 0.95)
-    link = draws.uniform("nvlink_gb_s", 2, 60) * 1e9 * draws.chance("tensor_parallel", 0.5) * (ranks > 1)
-    link = min(link, 0.3 * board.nvlink_bytes_per_second)
-    pcie = draws.log_uniform("pcie_gb_s", 0.02, 3) * 1e9
-    work = {"busy": 1.0, "nvlink": 1.0}
-    breaks, levels = pieces(
-        [
-            (max(1e-3, 1 - busy), {"pcie_receive": 2.0, "pcie_transmit": 1.0}),
-            (busy * prefill, {**work, "sm": 1.2, "tensor": 1.6, "dram": 0.7, "pcie_receive": 0.5}),
-            (busy * (1 - prefill), {**work, "sm": 0.8, "tensor": 0.5, "dram": 1.3, "pcie_transmit": 0.2}),
-        ]
-    )
-    for name, mean, ceiling in (("sm", sm, 0.97), ("tensor", tensor, 0.9), ("dram", dram, 0.93)):
-        levels[name] = scale_to_mean(breaks, levels[name], mean, ceiling)
-    for name, mean in (
-        ("pcie_receive", pcie),
-        ("pcie_transmit", pcie * draws.log_uniform("pcie_asymmetry", 0.02, 0.6)),
-    ):
-        levels[name] = scale_to_mean(breaks, levels[name], mean, board.pcie_bytes_per_second)
-    levels["nvlink_receive"] = levels.pop("nvlink") * link
-    levels["nvlink_transmit"] = levels["nvlink_receive"] * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
-    shared = cycle_starts(draws.rng, start_s, end_s, period_s=period, spread=spread)
-    signals: list[Signal] = []
-    for _ in range(ranks):
-        own = shared if link > 0 else cycle_starts(draws.rng, start_s, end_s, period_s=period, spread=spread)
-        wobble = 1 + float(draws.rng.normal(0, 0.02))
-        scaled = {n: np.minimum(v * wobble, 0.99) if n in {"sm", "tensor", "dram"} else v for n, v in levels.items()}
-        signals.append(Cyclic(breaks, scaled, own))
-    return tuple(signals)
-
-
-def _files(draws: Draws, start_s: float, end_s: float) -> tuple[HostLoad, ...]:
-    """Return what a batch reads and writes."""
-    target = draws.choice("output_to", ("disk_written", "network_transmit"), (0.7, 0.3))
-    written = draws.log_uniform("output_bytes_per_second", 5e3, 2e7)
-    source = draws.choice("input_from", ("cache", "disk_read", "network_receive"), (0.3, 0.4, 0.3))
-    read = draws.log_uniform("input_bytes_per_second", 1e5, 5e8)
-    output = HostLoad(start_s=start_s, end_s=end_s, channel=target, bytes_per_second=written, roughness=1.0)
-    if source == "cache":
-        return (output,)
-    return output, HostLoad(start_s=start_s, end_s=end_s, channel=source, bytes_per_second=read, roughness=0.8)
+    return channels, load.requests_per_s

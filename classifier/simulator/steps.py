@@ -1,117 +1,210 @@
-"""One training step: its cycle of loading, forward, backward, all-reduce and optimizer, drawn per flavour of training.
-
-Ranges are measured on 8x H100 where that is known (DDP, FSDP, tensor and pipeline parallel, CPU offload), else they
-are priors, wide on purpose.
-"""
+"""One training step of a job: its cycle per rank with the drawn means, and the steps one after another."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from classifier.simulator.boards import Board
+from classifier.simulator.cycles import Shape, rows_of
+from classifier.simulator.priors import GB, Priors, take
 from classifier.simulator.scenario import Draws
 from classifier.simulator.signals import Array, Cyclic, Signal, cycle_starts, pieces, scale_to_mean
+from classifier.simulator.training_styles import STYLES
 
-FLAVOURS: Final = ("ddp", "fsdp", "pipeline", "offload", "single", "starved")
-_FLAVOUR_WEIGHTS: Final = (0.3, 0.22, 0.14, 0.08, 0.16, 0.1)
-#: Per flavour: step seconds, SM activity, tensor share of it, DRAM activity, NVLink GB/s, busy share, step spread.
-_RANGES: Final[dict[str, tuple[tuple[float, float], ...]]] = {
-    "ddp": ((0.1, 6), (0.5, 0.92), (0.18, 0.7), (0.25, 0.6), (1, 40), (0.84, 1), (0.01, 0.05)),
-    "fsdp": ((0.3, 6), (0.38, 0.88), (0.25, 0.68), (0.22, 0.55), (15, 120), (0.93, 1), (0.01, 0.06)),
-    "pipeline": ((0.3, 4), (0.38, 0.6), (0.18, 0.45), (0.25, 0.45), (25, 70), (0.93, 1), (0.01, 0.05)),
-    "offload": ((2, 10), (0.06, 0.3), (0.4, 0.7), (0.03, 0.18), (1, 8), (0.08, 0.4), (0.01, 0.06)),
-    "single": ((0.1, 3), (0.4, 0.92), (0.1, 0.68), (0.3, 0.72), (0, 8), (0.8, 1), (0.02, 0.3)),
-    "starved": ((0.2, 5), (0.08, 0.5), (0.1, 0.5), (0.08, 0.4), (0, 6), (0.2, 0.7), (0.1, 0.6)),
+FLAVOURS: Final[Mapping[str, float]] = {
+    "ddp": 0.3,
+    "fsdp": 0.22,
+    "pipeline": 0.14,
+    "offload": 0.08,
+    "single": 0.16,
+    "starved": 0.1,
 }
+#: Styles whose ranks may as well be separate runs on separate GPUs, as in a sweep.
+_SEPARABLE: Final = {"single", "lora", "starved", "tiny", "cnn"}
+#: Data types and how often: without tensor cores in older or careless code.
+_PRECISIONS: Final = ("bf16", "fp16", "tf32", "fp32")
+_ONE_PROCESS: Final = 1.0  # cores of a main thread that launches kernels and waits for them
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """A training step of this job: its cycle per rank, and what it draws from."""
 
     flavour: str
+    priors: Priors
     step_s: float
     spread: float
-    breaks: Array
-    levels: dict[str, Array]
+    tail: float  # share of steps that take two to four times as long
+    cycles: tuple[tuple[Array, dict[str, Array]], ...]  # per rank: breaks and levels
     memory: float
     skew: Array
-    wobble: Array  # factor on the activity per rank
+    pace: Array  # factor on the step per rank; ones where the ranks are one job
     waiting: float  # SM activity of a rank that waits in a collective
+    together: bool  # whether the ranks wait for each other
+
+    @property
+    def ranks(self) -> int:
+        """Number of GPUs."""
+        return len(self.cycles)
+
+    def mean(self, rank: int, name: str) -> float:
+        """Return the mean of a channel over the cycle of `rank`."""
+        breaks, levels = self.cycles[rank]
+        return float(np.sum(levels[name] * np.diff(breaks))) if name in levels else 0.0
 
 
-def draw_step(draws: Draws, board: Board, ranks: int) -> Step:
-    """Return the step of a job of `ranks` GPUs; its cycle has the drawn means, whatever its shape."""
-    flavour = draws.choice("flavour", FLAVOURS, _FLAVOUR_WEIGHTS)
-    ranges = _RANGES[flavour]
-    step_s = draws.log_uniform("step_s", *ranges[0])
-    sm = draws.uniform("sm", *ranges[1])
-    tensor = draws.uniform("tensor", ranges[2][0] * sm, ranges[2][1] * sm)
-    dram = draws.uniform("dram", *ranges[3])
-    nvlink = draws.uniform("nvlink_gb_s", *ranges[4]) * 1e9
-    busy = draws.uniform("busy", *ranges[5])
-    spread = draws.log_uniform("step_spread", *ranges[6])
-    accumulation = round(draws.log_uniform("accumulation", 1, 1 if flavour == "offload" else 16))
-    exposed = draws.uniform("exposed", 0.0, 0.25) * (ranks > 1)
-    waiting = _waiting_share(draws, board)
-    pcie = draws.log_uniform("pcie_gb_s", 0.02, 2.0 if flavour in {"single", "starved"} else 0.15) * 1e9
-    bursty_pcie = draws.uniform("offload_gb_s", 4, 13) * 1e9 if flavour == "offload" else 0.0
-    nvlink = min(nvlink, 0.3 * board.nvlink_bytes_per_second) * (ranks > 1)
-    # Without NVLink the all-reduce goes over PCIe.
-    reduced = min(nvlink or draws.uniform("all_reduce_gb_s", 0.3, 6) * 1e9, 0.3 * board.pcie_bytes_per_second)
-    over_pcie = reduced if ranks > 1 and board.nvlink_bytes_per_second == 0 else 0.0
-    breaks, levels = _cycle(flavour, busy, exposed, accumulation, waiting)
-    levels["sm"] = scale_to_mean(breaks, levels["sm"], sm - waiting * busy * exposed, 0.985)
-    levels["tensor"] = scale_to_mean(breaks, levels["tensor"], tensor, 0.9)
-    levels["dram"] = scale_to_mean(breaks, levels["dram"], dram, 0.95)
-    traffic = levels.pop("nvlink")
-    links = scale_to_mean(breaks, traffic, nvlink, 0.9 * max(board.nvlink_bytes_per_second, 1.0))
-    levels["nvlink_receive"] = links
-    levels["nvlink_transmit"] = links * draws.uniform("nvlink_asymmetry", 0.96, 1.04)
-    levels["pcie_receive"] = scale_to_mean(breaks, levels["pcie_receive"], pcie, board.pcie_bytes_per_second)
-    offloaded: Array = np.asarray(levels["busy"] < 0.5, dtype=np.float64) * bursty_pcie
-    levels["pcie_receive"] = levels["pcie_receive"] + offloaded
-    levels["pcie_transmit"] = offloaded + pcie * draws.uniform("pcie_asymmetry", 0.02, 0.5)
-    if over_pcie:
-        exchanged = scale_to_mean(breaks, traffic, over_pcie, 0.8 * board.pcie_bytes_per_second)
-        levels["pcie_receive"] = levels["pcie_receive"] + exchanged
-        levels["pcie_transmit"] = levels["pcie_transmit"] + exchanged
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Means:
+    """What the cycle of every rank has to come to, links in bytes per second."""
+
+    sm: float
+    tensor: float
+    dram: float
+    fp16: float
+    nvlink: float
+    asymmetry: float
+    pcie: float
+    pcie_back: float
+    over_pcie: float  # all-reduce where there is no NVLink
+    offload: float
+    cores: float
+
+
+def draw_step(
+    draws: Draws, board: Board, ranks: int, flavours: Mapping[str, float] = FLAVOURS, *, collective: bool = False
+) -> Step:
+    """Return the step of a job of `ranks` GPUs; its cycle has the drawn means, whatever its shape.
+
+    `collective` keeps the ranks one job, whatever the style.
+    """
+    flavour = draws.choice("flavour", tuple(flavours), tuple(flavours.values()))
+    priors = STYLES[flavour]
+    step_s = take(draws, priors, "step_s")
+    apart = draws.chance("separate_runs", 0.5 * (flavour in _SEPARABLE and not collective)) or ranks == 1
+    waiting = waiting_share(draws, board)
+    busy = take(draws, priors, "busy")
+    shape = Shape(
+        flavour=flavour,
+        busy=busy,
+        exposed=take(draws, priors, "exposed") * (not apart),
+        accumulation=max(1, round(take(draws, priors, "accumulation"))),
+        waiting=waiting,
+    )
+    means = _means(draws, board, priors, flavour, apart=apart)
+    shapes = _shapes(draws, shape, priors, ranks, apart=apart)
+    wobble = 1 + draws.rng.normal(0, draws.log_uniform("rank_spread", 0.003, 0.03), ranks)
+    cycles = [_scaled(board, one, means, factor) for one, factor in zip(shapes, wobble, strict=True)]
+    if flavour == "pipeline":
+        _add_peers(draws, priors, cycles, board)
+    starved = flavour in {"single", "starved", "tiny"}
     return Step(
         flavour=flavour,
+        priors=priors,
         step_s=step_s,
-        spread=spread,
-        breaks=breaks,
-        levels=levels,
-        memory=draws.uniform("memory", 0.12, 0.96),
+        spread=take(draws, priors, "step_spread"),
+        tail=float(draws.rng.uniform(0, 0.05)) if starved else 0.0,
+        cycles=tuple(cycles),
+        memory=take(draws, priors, "memory"),
         skew=draws.rng.uniform(0, min(0.05, 0.1 * step_s), ranks),
-        wobble=1 + draws.rng.normal(0, draws.log_uniform("rank_spread", 0.003, 0.03), ranks),
+        pace=draws.rng.uniform(0.8, 1.25, ranks) if apart and ranks > 1 else np.ones(ranks),
         waiting=waiting,
+        together=not apart,
     )
 
 
-def _cycle(
-    flavour: str, busy: float, exposed: float, accumulation: int, waiting: float
-) -> tuple[Array, dict[str, Array]]:
-    """Return the pieces of a step with levels that have a shape only; `exposed` is all-reduce without compute."""
-    link = 1.0 if flavour in {"fsdp", "pipeline"} else 0.0  # whether links are used during compute, too
-    rows: list[tuple[float, dict[str, float]]] = [(1 - busy, {"pcie_receive": 1.0})]
-    compute = busy * (1 - exposed)
-    for micro in range(accumulation):
-        last = float(micro == accumulation - 1)
-        share = 0.92 * compute / accumulation
-        base = {"busy": 1.0, "dram": 1.0, "pcie_receive": 1.0, "nvlink": link * 0.6}
-        rows.append((share / 3, {**base, "sm": 0.95, "tensor": 0.95}))
-        rows.append((share * 2 / 3, {**base, "sm": 1.05, "tensor": 1.08, "nvlink": max(link, 0.4 * last)}))
-    if exposed > 0:
-        rows.append((busy * exposed, {"busy": 1.0, "spin": waiting, "dram": 0.3, "nvlink": 2.0}))
-    rows.append((0.08 * compute, {"busy": 1.0, "sm": 0.8, "dram": 1.5, "pcie_receive": 1.0, "nvlink": link * 0.3}))
-    return pieces(rows)
+def _means(draws: Draws, board: Board, priors: Priors, flavour: str, *, apart: bool) -> _Means:
+    sm = take(draws, priors, "sm")
+    plain = 0.2 if flavour in {"cnn", "single", "starved", "tiny"} else 0.03
+    precision = draws.choice("precision", _PRECISIONS, (0.6, 0.25, 0.15 - plain / 2, plain))
+    nvlink = min(take(draws, priors, "nvlink_gb_s") * GB, 0.4 * board.nvlink_bytes_per_second) * (not apart)
+    # Without NVLink the all-reduce goes over PCIe.
+    reduced = min(draws.uniform("all_reduce_gb_s", 0.3, 6) * GB, 0.3 * board.pcie_bytes_per_second)
+    offload = take(draws, priors, "offload_gb_s") * GB if flavour == "offload" else 0.0
+    pcie = take(draws, priors, "pcie_gb_s") * GB
+    return _Means(
+        sm=sm,
+        tensor=min(0.9, take(draws, priors, "tensor", sm * (precision != "fp32"))),
+        dram=take(draws, priors, "dram"),
+        # Half-precision math outside the tensor cores shows with fp16 only; it stays 0 with bf16 [H100].
+        fp16=draws.uniform("fp16", 0.01, 0.12) * sm * (precision == "fp16"),
+        nvlink=nvlink,
+        asymmetry=draws.uniform("nvlink_asymmetry", 0.96, 1.04),
+        pcie=pcie,
+        pcie_back=pcie * draws.uniform("pcie_asymmetry", 0.02, 0.5),
+        over_pcie=reduced if board.nvlink_bytes_per_second == 0 and not apart else 0.0,
+        offload=min(offload, 0.8 * board.pcie_bytes_per_second),
+        cores=take(draws, priors, "cores"),
+    )
 
 
-def _waiting_share(draws: Draws, board: Board) -> float:
+def _shapes(draws: Draws, shape: Shape, priors: Priors, ranks: int, *, apart: bool) -> list[Shape]:
+    """Return the shape of the step for each rank."""
+    if shape.flavour == "pipeline":
+        stages = round(draws.log_uniform("pipeline_stages", 2, 8))
+        within = draws.chance("stages_within_node", 0.4)
+        bubble = min(take(draws, priors, "bubble"), 0.6 * shape.busy)
+        here = int(draws.rng.integers(stages))
+        places = [(rank * stages // ranks if within else here) / max(1, stages - 1) for rank in range(ranks)]
+        return [replace(shape, bubble=bubble, place=place) for place in places]
+    if shape.flavour == "starved":
+        batches = round(draws.log_uniform("queued_batches", 1, 8))
+        # The ranks of one job wait for the slowest loader, in the all-reduce or all of them at their own.
+        peers = draws.chance("waits_in_collective", 0.4) and not apart
+        late = int(draws.rng.integers(ranks))
+        return [replace(shape, batches=batches, waits_for_peer=peers and rank != late) for rank in range(ranks)]
+    if shape.flavour == "offload":
+        return [replace(shape, transfer=draws.uniform("transfer", 0.06, 0.2))] * ranks
+    return [shape] * ranks
+
+
+def _scaled(board: Board, shape: Shape, means: _Means, wobble: float) -> tuple[Array, dict[str, Array]]:
+    """Return breaks and levels with the drawn means; a rank differs from the others by `wobble`."""
+    breaks, levels = pieces(rows_of(shape))
+    nothing = np.zeros(breaks.size - 1)
+    lengths = np.diff(breaks)
+    spin = levels.get("spin", nothing)
+    sm = max(0.002, means.sm - float(np.sum(spin * lengths)))
+    levels["sm"] = scale_to_mean(breaks, levels["sm"], sm * wobble, 0.985)
+    for name, mean, ceiling in (("tensor", means.tensor, 0.9), ("dram", means.dram, 0.95)):
+        # No more than an instant of the work allows: a burst of a tenth of the step cannot have a mean above that.
+        levels[name] = scale_to_mean(breaks, levels.get(name, nothing), mean * wobble, ceiling)
+    if means.fp16 > 0:
+        levels["fp16"] = scale_to_mean(breaks, levels["sm"], means.fp16, 0.9)
+    traffic = levels.pop("nvlink")
+    links = scale_to_mean(breaks, traffic, means.nvlink, 0.9 * max(board.nvlink_bytes_per_second, 1.0))
+    levels["nvlink_receive"] = links if means.nvlink > 0 else nothing
+    levels["nvlink_transmit"] = levels["nvlink_receive"] * means.asymmetry
+    levels["pcie_receive"] = scale_to_mean(
+        breaks, levels.get("pcie_receive", nothing), means.pcie, board.pcie_bytes_per_second
+    )
+    levels["pcie_receive"] = levels["pcie_receive"] + levels.pop("offload_in", nothing) * means.offload
+    # Gradients leave at about half the rate at which weights come back: 6.9 against 12.2 GB/s [H100 T6].
+    levels["pcie_transmit"] = means.pcie_back + levels.pop("offload_out", nothing) * 0.57 * means.offload
+    if means.over_pcie > 0:
+        exchanged = scale_to_mean(breaks, traffic, means.over_pcie, 0.8 * board.pcie_bytes_per_second)
+        levels["pcie_receive"] = levels["pcie_receive"] + exchanged
+        levels["pcie_transmit"] = levels["pcie_transmit"] + exchanged
+    adam = levels.pop("adam", None)
+    levels["cpu_cores"] = _ONE_PROCESS + (nothing + means.cores if adam is None else adam * means.cores)
+    return breaks, levels
+
+
+def _add_peers(draws: Draws, priors: Priors, cycles: list[tuple[Array, dict[str, Array]]], board: Board) -> None:
+    """Let the GPUs that hand activations to the next node do so over PCIe: two of eight in H100 T13."""
+    rate = min(take(draws, priors, "peer_gb_s") * GB, 0.5 * board.pcie_bytes_per_second)
+    count = max(1, len(cycles) // 4)
+    for rank in draws.rng.permutation(len(cycles))[:count]:
+        breaks, levels = cycles[rank]
+        handed = scale_to_mean(breaks, levels["sm"], rate, board.pcie_bytes_per_second)
+        levels["pcie_receive"] = levels["pcie_receive"] + handed
+        levels["pcie_transmit"] = levels["pcie_transmit"] + handed
+
+
+def waiting_share(draws: Draws, board: Board) -> float:
     """Return the SM activity of a waiting rank: its collective's thread blocks over the multiprocessors.
 
     Measured 24/132 on H100; the number of blocks depends on the collective and its tuning. A kernel that sleeps
@@ -121,13 +214,15 @@ def _waiting_share(draws: Draws, board: Board) -> float:
     return blocks / board.multiprocessors
 
 
-def step_signals(draws: Draws, step: Step, start_s: float, end_s: float, tail: float) -> tuple[Signal, ...]:
-    """Return steps one after another per rank: together up to some skew, not alike to the last per cent."""
-    starts = cycle_starts(draws.rng, start_s, end_s, period_s=step.step_s, spread=step.spread, tail=tail)
+def step_signals(draws: Draws, step: Step, start_s: float, end_s: float) -> tuple[Signal, ...]:
+    """Return steps one after another per rank: together up to some skew, or each at its own pace."""
+
+    def starts(pace: float = 1.0) -> Array:
+        return cycle_starts(draws.rng, start_s, end_s, period_s=step.step_s * pace, spread=step.spread, tail=step.tail)
+
+    shared = starts()
     signals: list[Signal] = []
-    for skew, wobble in zip(step.skew, step.wobble, strict=True):
-        levels = dict(step.levels)
-        for name in ("sm", "tensor", "dram"):
-            levels[name] = np.minimum(levels[name] * wobble, 0.99)
-        signals.append(Cyclic(step.breaks, levels, starts + skew))
+    for (breaks, levels), skew, pace in zip(step.cycles, step.skew, step.pace, strict=True):
+        own = shared if step.together or step.ranks == 1 else starts(pace)
+        signals.append(Cyclic(breaks, levels, own + skew))
     return tuple(signals)

@@ -1,24 +1,23 @@
-"""Training jobs: steps with all-reduce, loading, evaluation, checkpoints, and what goes wrong with them.
+"""Training jobs: steps with all-reduce, loading, warm-up, evaluation, checkpoints, and what goes wrong with them.
 
-Ranges are the class priors for training measured on 8x H100 (DDP, FSDP, tensor and pipeline parallel, CPU offload),
-the Acme/InternLM production distributions (arXiv:2403.07648) and public hang reports; where no measurement is known
-they are wide on purpose and reach into those of inference.
+A job is a sequence of stages that its GPUs share. Parameters of a style are in `training_styles`, the shape of a step
+in `cycles`, checkpoints in `checkpoints`; the ranges reach into those of inference on purpose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from classifier.simulator.boards import Board
+from classifier.simulator.checkpoints import READ, Saves
+from classifier.simulator.overlays import Extra, Overlaid
+from classifier.simulator.priors import GB, take
 from classifier.simulator.scenario import Draws
-from classifier.simulator.signals import Constant, HostLoad, Job, Signal, Stage
-from classifier.simulator.steps import Step, draw_step, step_signals
-
-SAVE_STYLES: Final = ("rank0", "all_ranks", "async")
+from classifier.simulator.signals import Constant, Cyclic, HostLoad, Job, Signal, Stage, cycle_starts
+from classifier.simulator.steps import FLAVOURS, Step, draw_step, step_signals
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +29,23 @@ class Span:
     begin_s: float
 
 
-def training_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, fault: str | None = None) -> Job:
+def training_job(
+    draws: Draws,
+    board: Board,
+    gpus: tuple[int, ...],
+    span: Span,
+    *,
+    fault: str | None = None,
+    flavours: Mapping[str, float] = FLAVOURS,
+) -> Job:
     """Return a training job that fills `span`; `fault` is None, "stall" or "rank0_saves"."""
-    step = draw_step(draws, board, len(gpus))
-    saves = _Saves(draws, fault)
+    step = draw_step(draws, board, len(gpus), flavours, collective=fault is not None)
+    saves = Saves(draws, board, step, fault)
     load_s = draws.log_uniform("load_s", 8, 90)
     warm_s = draws.log_uniform("warm_up_s", 6, 120)
     stall = _Stall(draws, span, load_s + warm_s) if fault == "stall" else None
-    evaluates = draws.chance("evaluates", 0.3)
-    host: list[HostLoad] = []
+    source, evaluations = _Input(draws, step), _Evaluations(draws, step)
+    run = _Run(draws, step, saves, source=source, evaluations=evaluations, seen_from_s=span.start_s)
     stages: list[Stage] = []
     now = span.begin_s
     while now < span.end_s:
@@ -47,12 +54,10 @@ def training_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, 
             stages.append(_absent(now, now + down_s, len(gpus)))
             now += down_s
         until = min(span.end_s, stall.at_s) if stall and now < stall.at_s else span.end_s
-        opening = _open(draws, step, board, host, start_s=now, load_s=load_s, warm_s=warm_s)
+        opening = _open(draws, step, board, run.host, start_s=now, load_s=load_s, warm_s=warm_s)
         stages += opening
         now = opening[-1].end_s
-        for stage in _run(
-            draws, step, saves, host, seen_from_s=span.start_s, start_s=now, until_s=until, evaluates=evaluates
-        ):
+        for stage in run.stages(now, until):
             stages.append(stage)
             now = stage.end_s
         if stall and until == stall.at_s:
@@ -60,14 +65,14 @@ def training_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, 
             now = stages[-1].end_s
         elif now >= until:
             break
-    _read_dataset(draws, stages, host)
+    run.add_traffic(draws, stages)
     # Above context idle, on an H100: 1 to 65 W while a collective waits; 155-165 W in all beside a rank that saves.
     watts = draws.uniform("waiting_watts", 26, 38) if fault == "rank0_saves" else None
     waiting_watts = draws.log_uniform("waiting_watts", 2, 65) if watts is None else watts
     return Job(
         gpus=gpus,
         stages=tuple(stages),
-        host=tuple(host),
+        host=tuple(run.host),
         power_gain=draws.uniform("power_gain", 0.88, 1.12),
         spin_watts=waiting_watts / step.waiting,
         drift=draws.log_uniform("drift", 0.004, 0.04),
@@ -91,20 +96,26 @@ def _open(
 ) -> list[Stage]:
     """Return loading (memory grows, data comes in) and warm-up (ranks wait for each other, kernels compile)."""
     rng = draws.rng
-    ranks = step.skew.size
+    ranks = step.ranks
     size = step.memory * board.memory_bytes * ranks * float(rng.uniform(0.1, 0.5))
-    source = "disk_read" if rng.random() < 0.6 else "network_receive"
-    host.append(
-        HostLoad(start_s=start_s, end_s=start_s + load_s, channel=source, bytes_per_second=min(6e9, size / load_s))
-    )
-    copy = {"pcie_receive": min(board.pcie_bytes_per_second, size / ranks / load_s), "busy": float(rng.uniform(0, 0.3))}
+    rate = min(6e9, size / load_s)
+    source = draws.choice("load_from", tuple(READ), (0.5, 0.2, 0.15, 0.15))
+    host += [
+        HostLoad(start_s=start_s, end_s=start_s + load_s, channel=channel, bytes_per_second=rate)
+        for channel in READ[source]
+    ]
+    copy = {
+        "pcie_receive": min(board.pcie_bytes_per_second, size / ranks / load_s),
+        "busy": float(rng.uniform(0, 0.3)),
+        "cpu_cores": float(rng.uniform(0.5, 4)),
+        "process_read": rate / ranks,
+    }
     middle, end = start_s + load_s, start_s + load_s + warm_s
     late = rng.integers(ranks)
-    waits: list[Signal] = []
-    for rank in range(ranks):
-        compiling = Constant({"busy": 0.15, "sm": 0.05, "dram": 0.03, "pcie_receive": 2e6})
-        waiting = Constant({"busy": 1.0, "spin": step.waiting, "dram": 0.001, "pcie_receive": 6e5})
-        waits.append(compiling if rank == late or ranks == 1 else waiting)
+    # Compilers run beside: ptxas and triton children on many cores, kernels tried out now and then.
+    compiling = {"busy": 0.15, "sm": 0.05, "dram": 0.03, "pcie_receive": 2e6, "cpu_cores": float(rng.uniform(1, 12))}
+    waiting = {"busy": 1.0, "spin": step.waiting, "dram": 0.001, "pcie_receive": 6e5, "cpu_cores": 1.0}
+    waits = tuple(Constant(compiling if rank == late or not step.together else waiting) for rank in range(ranks))
     grown = step.memory * float(rng.uniform(0.3, 0.8))
     return [
         Stage(
@@ -118,7 +129,7 @@ def _open(
         Stage(
             start_s=middle,
             end_s=end,
-            signals=tuple(waits),
+            signals=waits,
             memory_ratio=(grown, step.memory),
             workload="training",
             note="warm-up",
@@ -126,109 +137,140 @@ def _open(
     ]
 
 
-class _Saves:
-    """How this job writes checkpoints."""
+class _Input:
+    """Where the training data come from; a data set in the page cache reads nothing."""
 
-    def __init__(self, draws: Draws, fault: str | None) -> None:
-        rank0 = fault == "rank0_saves"
-        style = draws.choice("save_style", SAVE_STYLES, (0.4, 0.35, 0.25))
-        self.style = "rank0" if rank0 else style
-        self.every_s = draws.log_uniform("save_every_s", *((60, 600) if rank0 else (90, 3600)))
-        # 15-57 s measured where rank 0 writes alone; once 277 s.
-        self.length_s = draws.log_uniform("save_s", *((15, 57) if self.style == "rank0" else (3, 60)))
-        self.rate = draws.log_uniform("save_bytes_per_second", 8e7, 3e9)
-        self.spread = draws.log_uniform("save_spread", 0.003, 0.1)
-        self.channel = draws.choice("save_to", ("disk_written", "network_transmit"), (0.65, 0.35))
-        self.offset = float(draws.rng.uniform(0.3, 1.0))
+    def __init__(self, draws: Draws, step: Step) -> None:
+        self.source = draws.choice("dataset_from", ("cache", *READ), (0.35, 0.3, 0.1, 0.15, 0.1))
+        self.rate = take(draws, step.priors, "dataset_bytes_per_second")
+        read = 0.0 if self.source in {"cache", "network_receive"} else self.rate / step.ranks
+        self.levels = {"process_read": read}
 
-    def signals(self, rng: np.random.Generator, step: Step) -> tuple[Signal, ...]:
-        """Return what each rank does during a save."""
-        ranks = step.skew.size
-        per_rank = self.rate / (1 if self.style == "rank0" else ranks)
-        writer = Constant(
-            {
-                "busy": float(rng.uniform(0.028, 0.062)),
-                "sm": float(rng.uniform(0.001, 0.006)),
-                "dram": float(rng.uniform(0.0005, 0.004)),
-                "pcie_transmit": per_rank,
-                "pcie_receive": 1e6,
+
+class _Evaluations:
+    """Forward passes over other data from time to time: no all-reduce, every rank at its own pace."""
+
+    def __init__(self, draws: Draws, step: Step) -> None:
+        self.takes_place = draws.chance("evaluates", 0.35)
+        steps = take(draws, step.priors, "eval_steps")
+        self.every_s = draws.log_uniform("eval_every_s", 0.9, 1.1) * float(np.clip(steps * step.step_s, 60, 7200))
+        self.length_s = min(take(draws, step.priors, "eval_s"), 0.5 * self.every_s)
+        batch_s = draws.log_uniform("eval_batch_s", 0.04, 2)
+        generates = draws.chance("eval_generates", 0.15)  # text to be judged: decoding
+        self._step = step
+        self._batch_s = batch_s
+        self._busy = draws.uniform("eval_busy", 0.6, 1.0)
+        # Shares of the levels of training; a forward pass is as dense but writes no gradients.
+        self._shares = {"sm": 0.8, "tensor": 0.85, "dram": 0.8}
+        if generates:
+            self._shares = {"sm": 0.35, "tensor": 0.12, "dram": 1.3}
+        # Weights in shards or tensor parallel layers talk in the forward pass, too.
+        self._link = 0.4 if step.flavour in {"fsdp", "full_tuning", "pipeline", "tensor", "experts"} else 0.0
+
+    def stage(self, rng: np.random.Generator, start_s: float, end_s: float) -> Stage:
+        """Return one evaluation."""
+        step = self._step
+        breaks = np.array([0.0, 1 - self._busy, 1.0]) if self._busy < 1 else np.array([0.0, 1.0])
+        on = np.array([0.0, 1.0]) if self._busy < 1 else np.array([1.0])
+        signals: list[Signal] = []
+        for rank in range(step.ranks):
+            levels = {
+                name: on * min(0.95, share * step.mean(rank, name) / self._busy) for name, share in self._shares.items()
             }
-        )
-        if self.style != "rank0":
-            return (writer,) * ranks
-        waiter = Constant({"busy": 1.0, "spin": step.waiting, "dram": 0.001, "pcie_receive": 6e5})
-        return (writer, *(waiter,) * (ranks - 1))
-
-
-def _run(
-    draws: Draws,
-    step: Step,
-    saves: _Saves,
-    host: list[HostLoad],
-    *,
-    seen_from_s: float,
-    start_s: float,
-    until_s: float,
-    evaluates: bool,
-) -> Iterator[Stage]:
-    """Yield training and saving in turn, from `start_s` to `until_s`; parts before the span cost nothing."""
-    rng = draws.rng
-    tail = float(rng.uniform(0, 0.05)) if step.flavour in {"single", "starved"} else 0.0
-    now = start_s
-    first = True
-    while now < until_s:
-        length = saves.every_s * (saves.offset if first else max(0.3, float(rng.normal(1.0, saves.spread))))
-        first = False
-        end = min(until_s, now + max(length, 2 * step.step_s))
-        if evaluates and rng.random() < 0.3 and end - now > 90:
-            evaluation_s = float(rng.uniform(10, 60))
-            yield _evaluation(step, now, now + evaluation_s)
-            now += evaluation_s
-        seen_from = max(now, min(seen_from_s, end) - 30)
-        yield Stage(
-            start_s=now,
-            end_s=end,
-            signals=step_signals(draws, step, seen_from, end, tail),
+            levels |= {"busy": on, "cpu_cores": 1.0 + 0 * on}
+            for name in ("nvlink_receive", "nvlink_transmit"):
+                levels[name] = on * self._link * step.mean(rank, name)
+            levels["pcie_receive"] = 0.5 * step.mean(rank, "pcie_receive") + 0 * on
+            starts = cycle_starts(rng, start_s, end_s, period_s=self._batch_s, spread=0.1)
+            signals.append(Cyclic(breaks, levels, starts))
+        return Stage(
+            start_s=start_s,
+            end_s=end_s,
+            signals=tuple(signals),
             memory_ratio=(step.memory, step.memory),
             workload="training",
+            note="evaluation",
         )
-        now = end
-        if now >= until_s:
-            return
-        pause_s = saves.length_s * float(np.clip(rng.normal(1, 0.08), 0.6, 2))
-        blocking_s = min(pause_s, 5.0) * 0.4 if saves.style == "async" else pause_s
-        written_s = pause_s * (3 if saves.style == "async" else 1)
-        host.append(
-            HostLoad(
-                start_s=now + float(rng.uniform(0, 2)),
-                end_s=now + written_s + float(rng.uniform(0, 4)),
-                channel=saves.channel,
-                bytes_per_second=saves.rate * pause_s / written_s,
+
+
+class _Run:
+    """Training, evaluation and saving in turn, and what the host does for it."""
+
+    def __init__(
+        self, draws: Draws, step: Step, saves: Saves, *, source: _Input, evaluations: _Evaluations, seen_from_s: float
+    ) -> None:
+        self.host: list[HostLoad] = []
+        self._draws = draws
+        self._step = step
+        self._saves = saves
+        self._input = source
+        self._evaluations = evaluations
+        self._seen_from_s = seen_from_s
+
+    def stages(self, start_s: float, until_s: float) -> Iterator[Stage]:
+        """Yield the stages from `start_s` to `until_s`; parts before the trace cost nothing."""
+        rng, saves, evaluations = self._draws.rng, self._saves, self._evaluations
+        save_s = start_s + saves.next_s(rng, first=True)
+        evaluate_s = start_s + evaluations.every_s * float(rng.uniform(0.3, 1)) if evaluations.takes_place else np.inf
+        behind: tuple[Extra, ...] = ()
+        now = start_s
+        while now < until_s:
+            end = min(until_s, max(min(save_s, evaluate_s), now + 2 * self._step.step_s))
+            yield self._training(now, end, behind)
+            now = end
+            if now >= until_s:
+                return
+            if evaluate_s <= save_s:
+                yield evaluations.stage(rng, now, min(until_s, now + evaluations.length_s))
+                now += evaluations.length_s
+                evaluate_s = now + evaluations.every_s
+                continue
+            pause_s = saves.length_s * float(np.clip(rng.normal(1, 0.08), 0.6, 2))
+            self.host += saves.host(rng, now, pause_s)
+            yield Stage(
+                start_s=now,
+                end_s=min(until_s, now + saves.blocking_s(pause_s)),
+                signals=saves.signals(rng, pause_s),
+                memory_ratio=(self._step.memory, self._step.memory),
+                workload="training",
+                note="checkpoint",
             )
-        )
-        yield Stage(
-            start_s=now,
-            end_s=min(until_s, now + blocking_s),
-            signals=saves.signals(rng, step),
+            now += saves.blocking_s(pause_s)
+            behind = saves.behind(now, pause_s)
+            save_s = now + saves.next_s(rng, first=False)
+
+    def _training(self, start_s: float, end_s: float, behind: tuple[Extra, ...]) -> Stage:
+        step = self._step
+        seen_from = max(start_s, min(self._seen_from_s, end_s) - 30)
+        extras = (Extra(start_s, end_s, self._input.levels), *behind)
+        signals = step_signals(self._draws, step, seen_from, end_s)
+        return Stage(
+            start_s=start_s,
+            end_s=end_s,
+            signals=tuple(Overlaid(signal, extras) for signal in signals),
             memory_ratio=(step.memory, step.memory),
             workload="training",
-            note="checkpoint",
         )
-        now += blocking_s
 
-
-def _evaluation(step: Step, start_s: float, end_s: float) -> Stage:
-    """Return a forward-only stretch: no all-reduce, less activity."""
-    means = {name: float(np.sum(level * np.diff(step.breaks))) for name, level in step.levels.items()}
-    levels = {"busy": 0.9, "sm": 0.8 * means["sm"], "tensor": 0.85 * means["tensor"], "dram": 0.8 * means["dram"]}
-    return Stage(
-        start_s=start_s,
-        end_s=end_s,
-        signals=(Constant(levels),) * step.skew.size,
-        memory_ratio=(step.memory, step.memory),
-        workload="training",
-        note="evaluation",
-    )
+    def add_traffic(self, draws: Draws, stages: list[Stage]) -> None:
+        """Add what the job reads, what it logs and what it reduces over the fabric while it trains."""
+        multi_node = draws.chance("multi_node", 0.35)
+        logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
+        fabric = take(draws, self._step.priors, "fabric_gb_s") * GB
+        fabric = draws.uniform("fabric_bytes_per_second", fabric, fabric)
+        evenness = draws.uniform("fabric_roughness", 0.05, 0.5)
+        for stage in stages:
+            if stage.note is not None or stage.workload != "training":
+                continue
+            times = {"start_s": stage.start_s, "end_s": stage.end_s}
+            for channel in READ.get(self._input.source, ()):
+                self.host.append(HostLoad(**times, channel=channel, bytes_per_second=self._input.rate, roughness=0.8))
+            self.host.append(HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2))
+            if multi_node:
+                self.host += [
+                    HostLoad(**times, channel=channel, bytes_per_second=fabric, roughness=evenness)
+                    for channel in ("infiniband_receive", "infiniband_transmit")
+                ]
 
 
 class _Stall:
@@ -245,7 +287,7 @@ class _Stall:
 
     def stage(self, start_s: float, step: Step) -> Stage:
         """Return the hang: the utilisation stays at 100 % while nothing moves."""
-        ranks = step.skew.size
+        ranks = step.ranks
         spin = 0.004 if self._sleeps else step.waiting
         waiting = Constant({"busy": 1.0, "spin": spin, "dram": 0.0004, "pcie_receive": 6e5, "pcie_transmit": 2e5})
         signals: list[Signal] = [waiting] * ranks
@@ -262,23 +304,3 @@ class _Stall:
             note="waiting",
             missing=missing,
         )
-
-
-def _read_dataset(draws: Draws, stages: list[Stage], host: list[HostLoad]) -> None:
-    """Add what the job reads (a data set in the page cache reads nothing) and what it logs while it trains."""
-    source = draws.choice("dataset_from", ("cache", "disk_read", "network_receive"), (0.4, 0.4, 0.2))
-    rate = draws.log_uniform("dataset_bytes_per_second", 1e6, 8e8)
-    multi_node = draws.chance("multi_node", 0.35)
-    logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
-    fabric = draws.log_uniform("fabric_bytes_per_second", 4e8, 5e10)
-    for stage in stages:
-        if stage.note is None and stage.workload == "training":
-            times = {"start_s": stage.start_s, "end_s": stage.end_s}
-            if source != "cache":
-                host.append(HostLoad(**times, channel=source, bytes_per_second=rate, roughness=0.8))
-            host.append(HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2))
-            if multi_node:
-                host += [
-                    HostLoad(**times, channel=channel, bytes_per_second=fabric, roughness=0.2)
-                    for channel in ("infiniband_receive", "infiniband_transmit")
-                ]
