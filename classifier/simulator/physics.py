@@ -6,7 +6,7 @@ absolute error 6-45 W by run) and is scaled to the range between context idle an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -170,6 +170,7 @@ def host_activity(rng: np.random.Generator, grid: Grid, loads: tuple[HostLoad, .
 
     Background is never zero and now and then as large as a small checkpoint: logs, monitoring, package updates.
     """
+    loads = (*loads, *_over_the_wire(rng, loads))
     seconds = np.arange(int(grid.end_s + PRE_ROLL_S) + 2) - PRE_ROLL_S
     activity: dict[str, Array] = {}
     for channel in HOST_ACTIVITY:
@@ -177,7 +178,8 @@ def host_activity(rng: np.random.Generator, grid: Grid, loads: tuple[HostLoad, .
         if channel.startswith("infiniband"):
             level = float(rng.uniform(5, 400))  # measured 0.4 kB/s on an unused fabric
         rate = level * np.exp(0.8 * rng.standard_normal(seconds.size))
-        bursts = rng.random(seconds.size) < 1 / 300
+        # A file server that no job uses is touched more rarely than the host's own disks.
+        bursts = rng.random(seconds.size) < (1 / 3000 if channel.startswith("filesystem") else 1 / 300)
         if not channel.startswith("infiniband"):
             rate += bursts * np.exp(rng.uniform(np.log(1e6), np.log(1.5e8), seconds.size))
         if channel == "disk_written":
@@ -194,3 +196,14 @@ def host_activity(rng: np.random.Generator, grid: Grid, loads: tuple[HostLoad, .
         index = np.clip((grid.edges[:-1] + PRE_ROLL_S).astype(int), 0, seconds.size - 1)
         activity[channel] = rate[index]
     return activity
+
+
+def _over_the_wire(rng: np.random.Generator, loads: tuple[HostLoad, ...]) -> tuple[HostLoad, ...]:
+    """Return what the traffic of network file systems adds to the network that it takes, one for the whole host.
+
+    NFS and FUSE go over an interface that counts them, Lustre over the fabric, and RDMA or a second network by none.
+    """
+    ways = {"filesystem_read": "receive", "filesystem_written": "transmit"}
+    remote = tuple(load for load in loads if load.channel in ways)
+    network = str(rng.choice(["network", "infiniband", ""], p=[0.6, 0.25, 0.15])) if remote else ""
+    return tuple(replace(load, channel=f"{network}_{ways[load.channel]}") for load in remote) if network else ()

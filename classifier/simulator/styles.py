@@ -86,7 +86,7 @@ STYLES: Final[dict[str, RecorderStyle]] = {
     ),
     "dmon": RecorderStyle(
         intervals_s=(1.0, 1.0, 2.0, 5.0, 10.0),
-        fields=_BASIC - {"memory_total_bytes"},
+        fields=(_BASIC - {"memory_total_bytes"}) | {f"pcie_{way}_bytes_per_second" for way in ("receive", "transmit")},
         watt_step=1.0,
         pcie="slice",
     ),
