@@ -38,11 +38,16 @@ from agent.records import GpuKey
 from agent.vocabulary import CLASSES
 from classifier.config_checks import require
 from classifier.declared import Declared, DeclaredConfig, MismatchWatch, combine, declared_of
-from classifier.features import CORE_FEATURES, FEATURE_NAMES, FEATURES, compute
+from classifier.explanation import Explained, causes_of, has_core_channels, measured_here, strange
+from classifier.features import FEATURE_NAMES, compute
+from classifier.idle_rule import idle_features, looks_idle
 from classifier.model import Model
 from classifier.results import Decision
 from classifier.signals import LONGEST_WINDOW_S, Signals
 from classifier.smoothing import AMBIGUOUS, UNKNOWN, Smoother, SmoothingConfig
+from classifier.words import say
+
+__all__ = ["REASONS", "Labeller", "LabellerConfig", "looks_idle"]
 
 TOO_FEW_SAMPLES: Final = "too_few_samples"
 TOO_FEW_CHANNELS: Final = "too_few_channels"
@@ -65,8 +70,6 @@ _EVIDENCE_CHANNELS: Final = (
     "nvlink_receive_bytes_per_second",
     "nvlink_transmit_bytes_per_second",
 )
-#: Least core features of a row that the model gives a distance for (classifier.model).
-_CORE_FEATURES_NEEDED: Final = 3
 _TELLING_FEATURES: Final = ("util__p50__60", "util__p95__60", "power__p50__60", "memory__p50__60")
 
 
@@ -99,6 +102,8 @@ class LabellerConfig:
     basic_minimum_s: float = 300.0
     smoothing: SmoothingConfig = field(default_factory=SmoothingConfig)
     declared: DeclaredConfig = field(default_factory=DeclaredConfig)
+    #: What decided is found anew this often while a label holds, for one GPU a decision; the numbers are always of now.
+    explanation_refresh_s: float = 60.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
@@ -126,6 +131,7 @@ class _GpuState:
     pids: frozenset[int] | None = None
     barred: str | None = None  # reason of an `unknown` that bypasses the smoother, and since when
     barred_since_s: float = 0.0
+    explained: Explained = field(default_factory=Explained)
     was_idle: bool = False  # since the evidence began: to be so again takes more than to stay so
 
     def restart(self) -> None:
@@ -155,6 +161,7 @@ class Labeller:
         self._model = model
         self._config = config
         self._states: dict[GpuKey, _GpuState] = {}
+        self._refreshed_s = -math.inf  # when the explanation of a GPU was last found anew while its label held
 
     def decide(self, now: Instant, history: History) -> tuple[Decision, ...]:
         """Return one decision per GPU of `history`, in its order."""
@@ -266,12 +273,11 @@ class Labeller:
         state.barred = None
         state.telemetry = None
         label = state.smoother.settle(now.monotonic_s, "idle")
-        name = _activity(signals, self._config)
-        window = signals.window(name, self._config.idle_window_s)
-        features = {f"{name}__p95__60": window.quantile(0.95)} if window.size else {}
+        features = idle_features(signals, self._config)
         return _decision(
             now, gpu, label, state.smoother.since_s, span_s,
             reason=state.smoother.reason, probabilities=probabilities, features=features,
+            explanation=tuple(say(name, value) for name, value in features.items()),
         )  # fmt: skip
 
     def _judge(self, now: Instant, pending: list[_Evidence], model: Model) -> dict[GpuKey, Decision]:
@@ -280,8 +286,11 @@ class Labeller:
         for evidence, row, ratio in zip(pending, prediction.probabilities, prediction.out_of_domain_ratio, strict=True):
             gpu, state, smoother = evidence.gpu, evidence.state, evidence.state.smoother
             if math.isnan(ratio):
-                reason = TOO_FEW_SAMPLES if _has_core_channels(evidence.signals) else TOO_FEW_CHANNELS
-                decisions[gpu.key] = self._barred(now, gpu, state, reason, evidence.span_s)
+                reason = TOO_FEW_SAMPLES if has_core_channels(evidence.signals) else TOO_FEW_CHANNELS
+                decision = self._barred(now, gpu, state, reason, evidence.span_s)
+                if reason == TOO_FEW_CHANNELS:
+                    decision = replace(decision, explanation=measured_here(evidence.signals))
+                decisions[gpu.key] = decision
                 continue
             state.barred = None
             if state.telemetry is None and evidence.declared is not None:
@@ -296,15 +305,38 @@ class Labeller:
                     alone.update(now.monotonic_s, row, thresholds)
                 smoother.update(now.monotonic_s, combine(self._config.declared, row, evidence.declared), thresholds)
             label = smoother.label or UNKNOWN
+            explanation = self._explain(now.monotonic_s, evidence, model)
             decisions[gpu.key] = _decision(
                 now, gpu, label, smoother.since_s, evidence.span_s,
                 reason=smoother.reason,
                 probabilities=None if ratio > 1.0 else smoother.mean,
                 telemetry_probabilities=None if ratio > 1.0 else alone.mean,
-                features=_telling(evidence.row, model),
+                features=_telling(evidence, model),
                 out_of_domain_ratio=float(ratio),
+                explanation=explanation,
             )  # fmt: skip
         return decisions
+
+    def _explain(self, now_s: float, evidence: _Evidence, model: Model) -> tuple[str, ...]:
+        """Return what decided, in words: the causes are found with a label and now and then, for one GPU a decision."""
+        state, smoother = evidence.state, evidence.state.smoother
+        label, mean, explained = smoother.label or UNKNOWN, smoother.mean, state.explained
+        subject = label, smoother.reason
+        if subject != explained.subject or (
+            now_s != self._refreshed_s and now_s - explained.at_s >= self._config.explanation_refresh_s
+        ):
+            if subject == explained.subject:
+                self._refreshed_s = now_s
+            if smoother.reason == OUT_OF_DOMAIN or mean is None:
+                causes = strange(model, evidence.row)
+            else:
+                causes = causes_of(model, evidence.row, mean, None if label == UNKNOWN else label)
+            explained.take(now_s, subject, causes)
+        words = explained.words(evidence.row)
+        alone = state.telemetry
+        if alone is not None and label == evidence.declared and alone.label != label:
+            return (f"declared {label} by its job or program", *words)
+        return words
 
     def _thresholds(self, evidence: _Evidence, model: Model) -> Array:
         """Return the least mean probability per class at which it is said; `idle` is the rule's to say, never here."""
@@ -325,59 +357,11 @@ def _measured_times(gpu: GpuHistory, now_s: float, seconds: float) -> Array:
     return merged
 
 
-def looks_idle(signals: Signals, config: LabellerConfig, *, share: float | None = None) -> bool:
-    """Return whether a GPU is idle by physics: no utilisation, no activity elsewhere, no power as under load.
-
-    `share` of the samples has to be as low as that; without it, `config.idle_share`.
-    """
-    share = config.idle_share if share is None else share
-    name = _activity(signals, config)
-    spacing_s = signals.window(name, LONGEST_WINDOW_S).spacing_s
-    needed_s = config.minimum_samples * spacing_s if spacing_s > 0 else 0.0
-    window_s = min(LONGEST_WINDOW_S, max(config.idle_window_s, needed_s))
-    # Without utilisation both profiling channels are needed: copies keep DRAM busy and no SM.
-    for needed in ("util",) if name == "util" else ("sm", "dram"):
-        window = signals.window(needed, window_s)
-        if not _is_fresh(signals, needed, config):
-            return False
-        if window.size < config.minimum_samples or window.quantile(share) > config.idle_utilization_ratio:
-            return False
-    for other in ("sm", "memutil"):
-        window = signals.window(other, window_s)
-        if window.size and window.quantile(share) > config.idle_utilization_ratio:
-            return False
-    power = signals.window("power", window_s)
-    return not (power.size and power.quantile(0.5) > config.idle_power_ratio)
-
-
-def _activity(signals: Signals, config: LabellerConfig) -> str:
-    """Return the signal that says whether a GPU does anything: utilisation, or SM activity where there is none now."""
-    return "util" if _is_fresh(signals, "util", config) else "sm"
-
-
-def _is_fresh(signals: Signals, name: str, config: LabellerConfig) -> bool:
-    """Return whether `name` is still measured: a channel may turn [N/A] while others go on."""
-    window = signals.window(name, LONGEST_WINDOW_S)
-    if not window.size:
-        return False
-    period_s = max(config.shortest_period_s, window.spacing_s) if window.size > 1 else config.shortest_period_s
-    return signals.now_s - float(window.times[-1]) <= config.gap_periods * period_s
-
-
-def _has_core_channels(signals: Signals) -> bool:
-    """Return whether enough is measured, however rarely, for the model to know whether it knows such a GPU."""
-    measured = sum(
-        all(signals.window(name, LONGEST_WINDOW_S).size for name in feature.channels)
-        for feature in FEATURES
-        if feature.name in CORE_FEATURES
-    )
-    return measured >= _CORE_FEATURES_NEEDED
-
-
-def _telling(row: Array, model: Model) -> Mapping[str, float]:
-    """Return the features to show: the model's strongest and a few everybody reads, without NaN."""
-    values = dict(zip(FEATURE_NAMES, row, strict=True))
-    names = dict.fromkeys((*model.deciding_features, *_TELLING_FEATURES))
+def _telling(evidence: _Evidence, model: Model) -> Mapping[str, float]:
+    """Return the features to show, without NaN: what decided, the model's strongest, and a few everybody reads."""
+    values = dict(zip(FEATURE_NAMES, evidence.row, strict=True))
+    decided = (FEATURE_NAMES[cause.position] for cause in evidence.state.explained.causes)
+    names = dict.fromkeys((*decided, *model.deciding_features, *_TELLING_FEATURES))
     return {name: float(values[name]) for name in names if not math.isnan(values[name])}
 
 
@@ -393,6 +377,7 @@ def _decision(
     telemetry_probabilities: Array | None = None,
     features: Mapping[str, float] | None = None,
     out_of_domain_ratio: float | None = None,
+    explanation: tuple[str, ...] = (),
 ) -> Decision:
     named = _named(probabilities)
     return Decision(
@@ -408,6 +393,7 @@ def _decision(
         since_wall_s=now.wall_s - (now.monotonic_s - since_s),
         features=features or {},
         out_of_domain_ratio=out_of_domain_ratio,
+        explanation=explanation,
     )
 
 

@@ -75,6 +75,16 @@ class Domain:
         result: Array = np.where(count >= _MINIMUM_CORE, distance / self.threshold, np.nan)
         return result
 
+    def farthest(self, row: Array, count: int) -> list[int]:
+        """Return the columns of one row that lie farthest from its nearest class, farthest first, at most `count`."""
+        core = row[self.columns]
+        deviation = np.abs((core - self.means) / self.deviations)
+        known = np.isfinite(core)
+        squared = np.where(known, deviation, 0.0) ** 2
+        nearest = np.where(known, deviation[int(squared.sum(axis=1).argmin())], -1.0)
+        order = np.argsort(-nearest, kind="stable")[: min(count, int(known.sum()))]
+        return [int(column) for column in self.columns[order]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:

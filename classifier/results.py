@@ -31,7 +31,8 @@ class Decision:
     reason: str | None  # short fixed word: one of classifier.labeller.REASONS
     since_monotonic_s: float  # since when `workload` holds
     since_wall_s: float
-    features: Mapping[str, float] = field(default_factory=dict)  # the ones that decided; NaN is left out
+    features: Mapping[str, float] = field(default_factory=dict)  # the ones that decided first; NaN is left out
+    explanation: tuple[str, ...] = ()  # what decided, in words: three features at most, after a declaration that did
     out_of_domain_ratio: float | None = None  # distance over the refusal threshold; above 1 is refused
     declared_class: str | None = None  # what the holders of the GPU declare: training, inference or other
     mismatch: bool | None = None  # whether telemetry has disagreed with that for long; None: nothing is declared

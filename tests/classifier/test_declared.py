@@ -16,12 +16,13 @@ from classifier.declared import DeclaredConfig, combine, declared_of
 from classifier.labeller import Labeller, LabellerConfig
 from classifier.model import Prediction
 from classifier.results import Decision
+from tests.classifier.fake_models import Unexplained
 
 KEY = GpuKey(0, "GPU-1")
 CONFIG = DeclaredConfig()
 
 
-class Says:
+class Says(Unexplained):
     """A model that gives `row` (training, inference, idle, other) whatever it is shown."""
 
     threshold = 0.7

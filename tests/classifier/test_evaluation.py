@@ -20,12 +20,13 @@ from classifier.evaluation_report import EvaluationReport, SourceScore
 from classifier.features import FEATURE_NAMES
 from classifier.labeller import Labeller, LabellerConfig
 from classifier.model import Prediction
+from tests.classifier.fake_models import Unexplained
 
 REAL = Path(__file__).parents[3] / "shared" / "traces"
 POWER = FEATURE_NAMES.index("power__p50__60")
 
 
-class FakeModel:
+class FakeModel(Unexplained):
     """Says training where power is known and above half the limit, else inference."""
 
     version = "fake"

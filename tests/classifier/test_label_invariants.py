@@ -20,6 +20,7 @@ from classifier.labeller import Labeller, LabellerConfig
 from classifier.model import Prediction, load
 from classifier.results import Decision
 from classifier.simulator import Scenario, available_kinds, simulate
+from tests.classifier.fake_models import Unexplained
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = sorted((ROOT / "fixtures/traces").rglob("*.jsonl*"))
@@ -105,7 +106,7 @@ def test_every_decision_on_a_recording(name: str) -> None:
         check_idle(history, decision)
 
 
-class Moods:
+class Moods(Unexplained):
     """A model that says whatever it is told, moment by moment."""
 
     threshold = 0.7

@@ -19,6 +19,7 @@ from classifier.labeller import Labeller, LabellerConfig
 from classifier.model import Prediction, load
 from classifier.simulator import Scenario, simulate
 from classifier.smoothing import Smoother, SmoothingConfig
+from tests.classifier.fake_models import Unexplained
 
 KEY = GpuKey(0, "GPU-1")
 UTIL = FEATURE_NAMES.index("util__p50__60")
@@ -26,7 +27,7 @@ LONG_UTIL = FEATURE_NAMES.index("util__p50__300")
 
 
 @dataclass
-class FakeModel:
+class FakeModel(Unexplained):
     """Says training above 50 % utilisation and inference below, or `says`, with `sure`; counts its calls."""
 
     sure: float = 0.99
@@ -165,7 +166,10 @@ def test_activity_elsewhere_is_not_idle(other):
 def test_a_mig_instance_without_utilisation_is_idle_by_sm_and_dram_activity(sm, dram, is_idle):
     decision = Node(FakeModel()).feed(0, 61, util=None, rich=False, sm_active_ratio=sm, dram_active_ratio=dram).at(60)
     assert (decision.workload == "idle") == is_idle
-    assert not is_idle or decision.features == {"sm__p95__60": sm}
+    assert not is_idle or (decision.features, decision.explanation[0]) == (
+        {"sm__p95__60": sm},
+        f"multiprocessors active rarely above {'2.0 %' if sm else '0 %'} of the time (60 s)",
+    )
 
 
 def test_idle_needs_a_full_minute_after_work():
