@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -119,7 +121,7 @@ def _files(draws: Draws, start_s: float, end_s: float) -> list[HostLoad]:
     """Return what a batch reads and writes; an engine that writes shards does so in bursts minutes apart."""
     target = draws.choice("output_to", ("disk_written", "network_transmit"), (0.7, 0.3))
     written = draws.log_uniform("output_bytes_per_second", 5e3, 2e7)
-    source = draws.choice("input_from", ("cache", *READ), (0.3, 0.3, 0.2, 0.12, 0.08))
+    source = draws.choice("input_from", ("cache", *READ), (0.3, 0.3, 0.2, 0.2))
     read = draws.log_uniform("input_bytes_per_second", 1e5, 5e8)
     shard_s = draws.log_uniform("shard_every_s", 60, 1800)
     host: list[HostLoad] = []
@@ -132,10 +134,10 @@ def _files(draws: Draws, start_s: float, end_s: float) -> list[HostLoad]:
             now += shard_s * float(np.clip(draws.rng.normal(1, 0.1), 0.5, 1.5))
     else:
         host.append(HostLoad(start_s=start_s, end_s=end_s, channel=target, bytes_per_second=written, roughness=1.0))
-    host += [
-        HostLoad(start_s=start_s, end_s=end_s, channel=channel, bytes_per_second=read, roughness=0.8)
-        for channel in READ.get(source, ())
-    ]
+    if source != "cache":
+        host.append(HostLoad(start_s=start_s, end_s=end_s, channel=source, bytes_per_second=read, roughness=0.8))
+    logs = draws.log_uniform("log_bytes_per_second", 1e2, 3e5)
+    host.append(HostLoad(start_s=start_s, end_s=end_s, channel="disk_written", bytes_per_second=logs, roughness=1.2))
     return host
 
 
@@ -182,7 +184,7 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
             )
         )
     rate = len(gpus) * load / batch_s * items * take(draws, IMAGES, "bytes_per_item")
-    times = {"start_s": first_s, "end_s": span.end_s}
+    traffic = partial(HostLoad, start_s=first_s, end_s=span.end_s)
     return _job(
         draws,
         board,
@@ -192,8 +194,8 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
         power_gain=take(draws, IMAGES, "power_gain"),
         signals=tuple(signals),
         host=[
-            HostLoad(**times, channel="network_receive", bytes_per_second=min(rate, 2e9), roughness=0.4),
-            HostLoad(**times, channel="network_transmit", bytes_per_second=min(0.05 * rate, 2e8), roughness=0.4),
+            traffic(channel="network_receive", bytes_per_second=min(rate, 2e9), roughness=0.4),
+            traffic(channel="network_transmit", bytes_per_second=min(0.05 * rate, 2e8), roughness=0.4),
         ],
         loaded_s=loaded_s,
     )
@@ -228,7 +230,7 @@ def diffusion_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span)
     shown = Span(first_s, span.end_s, first_s)
     signals = tuple(_pictures(draws.rng, on, (load, picture_s, step_s), shown) for _ in gpus)
     rate = len(gpus) * load / picture_s * take(draws, DIFFUSION, "picture_bytes")
-    times = {"start_s": loaded_s, "end_s": span.end_s}
+    traffic = partial(HostLoad, start_s=loaded_s, end_s=span.end_s)
     target = draws.choice("output_to", ("disk_written", "network_transmit"), (0.4, 0.6))
     return _job(
         draws,
@@ -238,7 +240,7 @@ def diffusion_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span)
         memory=take(draws, DIFFUSION, "memory"),
         power_gain=take(draws, DIFFUSION, "power_gain"),
         signals=signals,
-        host=[HostLoad(**times, channel=target, bytes_per_second=min(rate, 5e8), roughness=1.0)],
+        host=[traffic(channel=target, bytes_per_second=min(rate, 5e8), roughness=1.0)],
         loaded_s=loaded_s,
     )
 

@@ -6,6 +6,7 @@ that most are priors: SM activity 0.6-0.95, DRAM 0.3-0.8, no tensor cores or tho
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -143,12 +144,14 @@ def _dumps(draws: Draws, priors: Priors, span: Span) -> tuple[HostLoad, ...]:
     every_s = take(draws, priors, "dump_every_s")
     rate = take(draws, priors, "dump_bytes_per_second")
     channel = draws.choice("dump_to", ("disk_written", "filesystem_written"), (0.5, 0.5))
-    host: list[HostLoad] = []
+    traffic = partial(HostLoad, start_s=span.begin_s, end_s=span.end_s)
+    logs = draws.log_uniform("log_bytes_per_second", 1e2, 3e5)
+    host = [traffic(channel="disk_written", bytes_per_second=logs, roughness=1.2)]
     multi_node = draws.chance("multi_node", 0.4)
     fabric = take(draws, priors, "fabric_gb_s") * GB
     if multi_node:
         host += [
-            HostLoad(start_s=span.begin_s, end_s=span.end_s, channel=name, bytes_per_second=fabric, roughness=0.3)
+            traffic(channel=name, bytes_per_second=fabric, roughness=0.3)
             for name in ("infiniband_receive", "infiniband_transmit")
         ]
     now = span.start_s + every_s * float(draws.rng.random())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -79,14 +80,14 @@ def graphics_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, 
         )
     rate = take(draws, priors, "network_bytes_per_second")
     incoming = draws.uniform("incoming", 0.05, 1.0)
-    times = {"start_s": span.begin_s, "end_s": span.end_s}
+    traffic = partial(HostLoad, start_s=span.begin_s, end_s=span.end_s)
     memory = take(draws, priors, "memory")
     return Job(
         gpus=gpus,
         stages=(whole(span, tuple(signals), memory, workload="other", note=style, present=True),),
         host=(
-            HostLoad(**times, channel="network_transmit", bytes_per_second=rate, roughness=0.4),
-            HostLoad(**times, channel="network_receive", bytes_per_second=rate * incoming, roughness=0.4),
+            traffic(channel="network_transmit", bytes_per_second=rate, roughness=0.4),
+            traffic(channel="network_receive", bytes_per_second=rate * incoming, roughness=0.4),
         ),
         power_gain=take(draws, priors, "power_gain"),
         drift=draws.log_uniform("drift", 0.004, 0.04),

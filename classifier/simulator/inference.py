@@ -8,6 +8,7 @@ into those of training on purpose.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -61,7 +62,7 @@ def loading_stage(draws: Draws, board: Board, ranks: int, memory: float, span: S
     """Return the loading of a model: read from storage, copied to the GPU; 10-30 s, 2 s from NVMe."""
     length_s = span.end_s - span.start_s
     rate = min(4e9, memory * board.memory_bytes * ranks * 0.5 / length_s)
-    source = draws.choice("load_from", tuple(READ), (0.6, 0.15, 0.15, 0.1))
+    source = draws.choice("load_from", READ, (0.6, 0.15, 0.25))
     copying = Constant(
         {
             "pcie_receive": min(rate / ranks, 0.8 * board.pcie_bytes_per_second),
@@ -79,8 +80,8 @@ def loading_stage(draws: Draws, board: Board, ranks: int, memory: float, span: S
         workload="inference",
         note="loading",
     )
-    times = {"start_s": span.start_s, "end_s": span.end_s}
-    return stage, [HostLoad(**times, channel=channel, bytes_per_second=rate) for channel in READ[source]]
+    traffic = partial(HostLoad, start_s=span.start_s, end_s=span.end_s)
+    return stage, [traffic(channel=source, bytes_per_second=rate)]
 
 
 def _traffic(draws: Draws, priors: Priors, style: str, requests_per_s: float, span: Span) -> list[HostLoad]:
@@ -89,17 +90,17 @@ def _traffic(draws: Draws, priors: Priors, style: str, requests_per_s: float, sp
     sizes = draws.log_uniform("bytes_per_request", 2e3, 2e6)
     caches = take(draws, priors, "fabric_gb_s") * GB
     over_fabric = draws.chance("caches_over_infiniband", 0.6)
-    times = {"start_s": span.start_s, "end_s": span.end_s}
-    host = [HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2)]
+    traffic = partial(HostLoad, start_s=span.start_s, end_s=span.end_s)
+    host = [traffic(channel="disk_written", bytes_per_second=logs, roughness=1.2)]
     for channel, share in (("network_receive", 0.6), ("network_transmit", 0.4)):
         rate = max(200.0, requests_per_s * sizes * share)
-        host.append(HostLoad(**times, channel=channel, bytes_per_second=rate, roughness=0.5))
+        host.append(traffic(channel=channel, bytes_per_second=rate, roughness=0.5))
     directions = {"prefill_pool": (0.03, 1.0), "decode_pool": (1.0, 0.03)}.get(style)
     if directions is not None:
         link = "infiniband" if over_fabric else "network"
         rate = caches if over_fabric else min(caches, 3e9)
         for name, share in zip(("receive", "transmit"), directions, strict=True):
-            host.append(HostLoad(**times, channel=f"{link}_{name}", bytes_per_second=rate * share, roughness=0.5))
+            host.append(traffic(channel=f"{link}_{name}", bytes_per_second=rate * share, roughness=0.5))
     return host
 
 

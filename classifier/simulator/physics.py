@@ -185,16 +185,23 @@ def host_activity(rng: np.random.Generator, grid: Grid, loads: tuple[HostLoad, .
         if channel == "disk_written":
             # Dirty pages are written back every few seconds.
             rate = np.where(np.arange(seconds.size) % 5 == 0, 4 * rate, 0.1 * rate)
+        index = np.clip((grid.edges[:-1] + PRE_ROLL_S).astype(int), 0, seconds.size - 1)
+        shaped = np.zeros(grid.size)
         for load in loads:
             if load.channel != channel:
                 continue
             first, last = np.searchsorted(seconds, (load.start_s, load.end_s))
-            if last > first:
-                spread = load.roughness
-                factors = np.exp(spread * rng.standard_normal(int(last - first)) - spread * spread / 2)
+            if last <= first:
+                continue
+            spread = load.roughness
+            factors = np.exp(spread * rng.standard_normal(int(last - first)) - spread * spread / 2)
+            if load.shape is None:
                 rate[first:last] += load.bytes_per_second * factors
-        index = np.clip((grid.edges[:-1] + PRE_ROLL_S).astype(int), 0, seconds.size - 1)
-        activity[channel] = rate[index]
+                continue
+            cells = grid.cells(load.start_s, load.end_s)
+            pulse = load.shape.cells(grid.edges[cells.start : cells.stop + 1])["host"]
+            shaped[cells] += load.bytes_per_second * pulse * factors[np.clip(index[cells] - first, 0, factors.size - 1)]
+        activity[channel] = rate[index] + shaped
     return activity
 
 

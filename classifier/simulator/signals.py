@@ -142,6 +142,8 @@ class HostLoad:
     bytes_per_second: float
     #: Spread of the logarithm of the rate from second to second.
     roughness: float = 0.3
+    #: A signal whose channel "host" multiplies the rate: bursts in step with the job.
+    shape: Signal | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

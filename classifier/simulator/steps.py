@@ -12,7 +12,7 @@ from classifier.simulator.boards import Board
 from classifier.simulator.cycles import Shape, rows_of
 from classifier.simulator.priors import GB, Priors, take
 from classifier.simulator.scenario import Draws
-from classifier.simulator.signals import Array, Cyclic, Signal, cycle_starts, pieces, scale_to_mean
+from classifier.simulator.signals import Array, Cyclic, cycle_starts, pieces, scale_to_mean
 from classifier.simulator.training_styles import STYLES
 
 FLAVOURS: Final[Mapping[str, float]] = {
@@ -45,6 +45,7 @@ class Step:
     pace: Array  # factor on the step per rank; ones where the ranks are one job
     waiting: float  # SM activity of a rank that waits in a collective
     together: bool  # whether the ranks wait for each other
+    traffic: tuple[Array, Array]  # breaks and levels of the reduction over the step, mean 1
 
     @property
     def ranks(self) -> int:
@@ -113,7 +114,15 @@ def draw_step(
         pace=draws.rng.uniform(0.8, 1.25, ranks) if apart and ranks > 1 else np.ones(ranks),
         waiting=waiting,
         together=not apart,
+        traffic=_reduction(shapes[0]),
     )
+
+
+def _reduction(shape: Shape) -> tuple[Array, Array]:
+    """Return when the ranks of a job exchange data over the step."""
+    breaks, levels = pieces(rows_of(shape))
+    mean = float(np.sum(levels["nvlink"] * np.diff(breaks)))
+    return breaks, levels["nvlink"] / mean if mean > 0 else np.ones(breaks.size - 1)
 
 
 def _means(draws: Draws, board: Board, priors: Priors, flavour: str, *, apart: bool) -> _Means:
@@ -214,14 +223,14 @@ def waiting_share(draws: Draws, board: Board) -> float:
     return blocks / board.multiprocessors
 
 
-def step_signals(draws: Draws, step: Step, start_s: float, end_s: float) -> tuple[Signal, ...]:
+def step_signals(draws: Draws, step: Step, start_s: float, end_s: float) -> tuple[Cyclic, ...]:
     """Return steps one after another per rank: together up to some skew, or each at its own pace."""
 
     def starts(pace: float = 1.0) -> Array:
         return cycle_starts(draws.rng, start_s, end_s, period_s=step.step_s * pace, spread=step.spread, tail=step.tail)
 
     shared = starts()
-    signals: list[Signal] = []
+    signals: list[Cyclic] = []
     for (breaks, levels), skew, pace in zip(step.cycles, step.skew, step.pace, strict=True):
         own = shared if step.together or step.ranks == 1 else starts(pace)
         signals.append(Cyclic(breaks, levels, own + skew))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from classifier.simulator.checkpoints import READ, Saves
 from classifier.simulator.overlays import Extra, Overlaid
 from classifier.simulator.priors import GB, take
 from classifier.simulator.scenario import Draws
-from classifier.simulator.signals import Constant, Cyclic, HostLoad, Job, Signal, Stage, cycle_starts
+from classifier.simulator.signals import Array, Constant, Cyclic, HostLoad, Job, Signal, Stage, cycle_starts
 from classifier.simulator.steps import FLAVOURS, Step, draw_step, step_signals
 
 
@@ -44,8 +45,7 @@ def training_job(
     load_s = draws.log_uniform("load_s", 8, 90)
     warm_s = draws.log_uniform("warm_up_s", 6, 120)
     stall = _Stall(draws, span, load_s + warm_s) if fault == "stall" else None
-    source, evaluations = _Input(draws, step), _Evaluations(draws, step)
-    run = _Run(draws, step, saves, source=source, evaluations=evaluations, seen_from_s=span.start_s)
+    run = _Run(draws, step, saves, span.start_s)
     stages: list[Stage] = []
     now = span.begin_s
     while now < span.end_s:
@@ -65,7 +65,6 @@ def training_job(
             now = stages[-1].end_s
         elif now >= until:
             break
-    run.add_traffic(draws, stages)
     # Above context idle, on an H100: 1 to 65 W while a collective waits; 155-165 W in all beside a rank that saves.
     watts = draws.uniform("waiting_watts", 26, 38) if fault == "rank0_saves" else None
     waiting_watts = draws.log_uniform("waiting_watts", 2, 65) if watts is None else watts
@@ -99,11 +98,8 @@ def _open(
     ranks = step.ranks
     size = step.memory * board.memory_bytes * ranks * float(rng.uniform(0.1, 0.5))
     rate = min(6e9, size / load_s)
-    source = draws.choice("load_from", tuple(READ), (0.5, 0.2, 0.15, 0.15))
-    host += [
-        HostLoad(start_s=start_s, end_s=start_s + load_s, channel=channel, bytes_per_second=rate)
-        for channel in READ[source]
-    ]
+    source = draws.choice("load_from", READ, (0.5, 0.2, 0.3))
+    host.append(HostLoad(start_s=start_s, end_s=start_s + load_s, channel=source, bytes_per_second=rate))
     copy = {
         "pcie_receive": min(board.pcie_bytes_per_second, size / ranks / load_s),
         "busy": float(rng.uniform(0, 0.3)),
@@ -137,14 +133,50 @@ def _open(
     ]
 
 
-class _Input:
-    """Where the training data come from; a data set in the page cache reads nothing."""
+class _Traffic:
+    """What the host does while a job trains: data in, logs and metrics out, and the reduction between nodes."""
 
     def __init__(self, draws: Draws, step: Step) -> None:
-        self.source = draws.choice("dataset_from", ("cache", *READ), (0.35, 0.3, 0.1, 0.15, 0.1))
-        self.rate = take(draws, step.priors, "dataset_bytes_per_second")
-        read = 0.0 if self.source in {"cache", "network_receive"} else self.rate / step.ranks
+        self._source = draws.choice("dataset_from", ("cache", *READ), (0.35, 0.3, 0.1, 0.25))
+        self._rate = take(draws, step.priors, "dataset_bytes_per_second")
+        # A data set in the page cache reads nothing; one that comes by sockets is no file.
+        read = 0.0 if self._source in {"cache", "network_receive"} else self._rate / step.ranks
         self.levels = {"process_read": read}
+        self._logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
+        self._metrics = draws.log_uniform("metrics_bytes_per_second", 1e2, 1e5) * draws.chance("sends_metrics", 0.7)
+        multi_node = draws.chance("multi_node", 0.35) and step.together
+        fabric = take(draws, step.priors, "fabric_gb_s") * GB
+        self._fabric = draws.uniform("fabric_bytes_per_second", fabric, fabric) * multi_node
+        self._link = draws.choice("fabric", ("infiniband", "network"), (0.75, 0.25))
+        if self._link == "network":
+            self._fabric = min(self._fabric, 1e10)  # one port of 100 Gbit/s
+        self._evenness = draws.uniform("fabric_roughness", 0.03, 0.3)
+        self._asymmetry = draws.uniform("fabric_asymmetry", 0.97, 1.03)
+        breaks, levels = step.traffic
+        self._breaks, self._levels = breaks, {"host": levels}
+
+    def loads(self, start_s: float, end_s: float, starts: Array) -> list[HostLoad]:
+        """Return the loads of a stretch of training whose steps begin at `starts`."""
+        traffic = partial(HostLoad, start_s=start_s, end_s=end_s)
+        found = [traffic(channel="disk_written", bytes_per_second=self._logs, roughness=1.2)]
+        if self._source != "cache":
+            found.append(traffic(channel=self._source, bytes_per_second=self._rate, roughness=0.8))
+        for way, share in (("receive", 0.2), ("transmit", 1.0)):
+            channel = f"network_{way}"
+            found.append(traffic(channel=channel, bytes_per_second=share * self._metrics, roughness=1.0))
+        if self._fabric > 0:
+            # Between nodes a reduction takes place when it does within the node.
+            steps = Cyclic(self._breaks, self._levels, starts)
+            found += [
+                traffic(
+                    channel=f"{self._link}_{way}",
+                    bytes_per_second=self._fabric * share,
+                    roughness=self._evenness,
+                    shape=steps,
+                )
+                for way, share in (("receive", 1.0), ("transmit", self._asymmetry))
+            ]
+        return found
 
 
 class _Evaluations:
@@ -196,15 +228,13 @@ class _Evaluations:
 class _Run:
     """Training, evaluation and saving in turn, and what the host does for it."""
 
-    def __init__(
-        self, draws: Draws, step: Step, saves: Saves, *, source: _Input, evaluations: _Evaluations, seen_from_s: float
-    ) -> None:
+    def __init__(self, draws: Draws, step: Step, saves: Saves, seen_from_s: float) -> None:
         self.host: list[HostLoad] = []
         self._draws = draws
         self._step = step
         self._saves = saves
-        self._input = source
-        self._evaluations = evaluations
+        self._traffic = _Traffic(draws, step)
+        self._evaluations = _Evaluations(draws, step)
         self._seen_from_s = seen_from_s
 
     def stages(self, start_s: float, until_s: float) -> Iterator[Stage]:
@@ -242,8 +272,9 @@ class _Run:
     def _training(self, start_s: float, end_s: float, behind: tuple[Extra, ...]) -> Stage:
         step = self._step
         seen_from = max(start_s, min(self._seen_from_s, end_s) - 30)
-        extras = (Extra(start_s, end_s, self._input.levels), *behind)
+        extras = (Extra(start_s, end_s, self._traffic.levels), *behind)
         signals = step_signals(self._draws, step, seen_from, end_s)
+        self.host += self._traffic.loads(start_s, end_s, signals[0].starts)
         return Stage(
             start_s=start_s,
             end_s=end_s,
@@ -251,26 +282,6 @@ class _Run:
             memory_ratio=(step.memory, step.memory),
             workload="training",
         )
-
-    def add_traffic(self, draws: Draws, stages: list[Stage]) -> None:
-        """Add what the job reads, what it logs and what it reduces over the fabric while it trains."""
-        multi_node = draws.chance("multi_node", 0.35)
-        logs = draws.log_uniform("log_bytes_per_second", 1e3, 3e5)
-        fabric = take(draws, self._step.priors, "fabric_gb_s") * GB
-        fabric = draws.uniform("fabric_bytes_per_second", fabric, fabric)
-        evenness = draws.uniform("fabric_roughness", 0.05, 0.5)
-        for stage in stages:
-            if stage.note is not None or stage.workload != "training":
-                continue
-            times = {"start_s": stage.start_s, "end_s": stage.end_s}
-            for channel in READ.get(self._input.source, ()):
-                self.host.append(HostLoad(**times, channel=channel, bytes_per_second=self._input.rate, roughness=0.8))
-            self.host.append(HostLoad(**times, channel="disk_written", bytes_per_second=logs, roughness=1.2))
-            if multi_node:
-                self.host += [
-                    HostLoad(**times, channel=channel, bytes_per_second=fabric, roughness=evenness)
-                    for channel in ("infiniband_receive", "infiniband_transmit")
-                ]
 
 
 class _Stall:
