@@ -11,9 +11,10 @@ from agent.errors import UsageError
 from agent.history import GPU_CHANNELS, History
 from classifier.simulator import BOARDS, STYLES, Scenario, simulate, simulate_arrays, with_random_recorder
 from classifier.simulator.meters import Integral, PowerMeter, last_window
-from classifier.simulator.physics import CELL_S, Grid, host_activity
+from classifier.simulator.physics import CELL_S, Grid, board_state, host_activity
 from classifier.simulator.recorder import ticks
-from classifier.simulator.signals import Cyclic, HostLoad, pieces
+from classifier.simulator.sensors import SampleTimes, read_gpu
+from classifier.simulator.signals import Constant, Cyclic, HostLoad, Job, Stage, pieces
 
 GRID = Grid.over(60.0)
 MIDDLES = GRID.edges[:-1] + CELL_S / 2
@@ -127,6 +128,17 @@ def test_an_integral_is_exact_between_edges():
     assert (integral.at(np.array([start + 0.03])) - integral.at(np.array([start])))[0] == pytest.approx(0.02 * 2 + 0.03)
 
 
+def _read(levels):
+    """Return the readings of an H100 whose one process holds `levels` for a minute."""
+    stage = Stage(
+        start_s=-10, end_s=70, signals=(Constant(levels),), memory_ratio=(0.5, 0.5), workload="other", note=None
+    )
+    rng, board, job = np.random.default_rng(1), BOARDS["H100"], Job(gpus=(0,), stages=(stage,))
+    state = board_state(rng, board, GRID, job=job, rank=0, drift=np.zeros(GRID.size))
+    times = SampleTimes(core_s=np.arange(0, 60, 1.0), slow_s=np.arange(0, 60, 5.0), fast_s=np.arange(0.1, 59, 0.1))
+    return read_gpu(rng, board, GRID, state, times=times, style=STYLES["agent"])
+
+
 def _run(**fields):
     base = {"kind": "data_parallel_training", "gpu_count": 2, "duration_s": 120.0, "begin_s": 3600.0}
     return simulate_arrays(Scenario(**{**base, **fields}), seed=2)
@@ -199,11 +211,21 @@ class TestWhatIsThere:
 
 
 class TestHost:
-    def test_processes_wait_for_their_gpu_on_a_core_and_rest_with_it(self):
-        busy = _run().gpus[0].channels["process_cpu_ratio"].values
-        resting = _run(kind="loaded_idle", parameters={"health_checks": 0.0}).gpus[0].channels["process_cpu_ratio"]
-        assert 0.6 < np.quantile(busy, 0.75) <= 1.02
-        assert resting.values.mean() < 0.35
+    @pytest.mark.parametrize(
+        ("levels", "low", "high"),
+        [
+            ({"busy": 1.0}, 0.99, 1.01),  # nothing said: a thread waits for the GPU on a core
+            ({}, 0.0, 0.31),  # or rests with it
+            ({"busy": 1.0, "cpu_cores": 3.5}, 3.49, 3.51),
+        ],
+    )
+    def test_processes_use_the_cores_that_the_work_says(self, levels, low, high):
+        readings = _read(levels)
+        cores = np.diff(readings.process_totals["cpu_seconds_total"]) / 5.0
+        assert low <= cores.min()
+        assert cores.max() <= high
+
+    def test_no_process_uses_no_cores(self):
         assert "process_cpu_ratio" not in _run(kind="idle").gpus[0].channels
 
     def test_the_plain_level_sees_no_process_io(self):
