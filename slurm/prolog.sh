@@ -33,7 +33,26 @@ is_name() {
     test "${#1}" -le 64
 }
 
-# is_uuid_list TEXT: UUIDs of GPUs or MIG instances alone, with commas between them
+hex='[0-9A-Fa-f]'
+hex4=$hex$hex$hex$hex
+uuid=$hex4$hex4-$hex4-$hex4-$hex4-$hex4$hex4$hex4
+
+# is_uuid TEXT: the UUID of a GPU or MIG instance; drivers before R470 write MIG-GPU-<uuid>/<GPU instance>/<instance>
+is_uuid() {
+    # shellcheck disable=SC2254 # the variable holds a pattern
+    case $1 in
+    GPU-$uuid | MIG-$uuid) return 0 ;;
+    MIG-GPU-$uuid/*/*) ;;
+    *) return 1 ;;
+    esac
+    ids=${1#*/}
+    case ${ids%%/*},${ids#*/} in
+    ?????*,* | *,?????*) return 1 ;;
+    esac
+    is_number "${ids%%/*}" && is_number "${ids#*/}"
+}
+
+# is_uuid_list TEXT: UUIDs alone, with commas between them; one that is malformed makes the whole list worthless
 is_uuid_list() {
     case $1 in
     '' | *[!A-Za-z0-9,/-]*) return 1 ;;
@@ -41,13 +60,10 @@ is_uuid_list() {
     old_ifs=$IFS
     IFS=,
     for item in $1; do
-        case $item in
-        GPU-* | MIG-*) ;;
-        *)
+        if ! is_uuid "$item"; then
             IFS=$old_ifs
             return 1
-            ;;
-        esac
+        fi
     done
     IFS=$old_ifs
 }
@@ -145,22 +161,24 @@ text="{\"job_key\":\"$job_key\",\"job_id\":\"$SLURM_JOB_ID\",\"scheduler\":\"slu
 test -z "$user" || text="$text,\"user\":\"$user\""
 test -z "$gpus" || text="$text,\"gpus\":[$(quoted "$gpus")]"
 
-# What the user declares: sbatch --comment="workload=training checkpoint=1800"
+# What the user declares: sbatch --comment="workload=training checkpoint=1800". Of what stands there twice the last counts.
+workload=
+checkpoint=
 set -f
 for word in $SLURM_JOB_COMMENT; do
     case $word in
-    workload=training | workload=inference | workload=idle | workload=other)
-        text="$text,\"workload\":\"${word#workload=}\""
-        ;;
+    workload=training | workload=inference | workload=idle | workload=other) workload=${word#workload=} ;;
     checkpoint=[1-9]*)
         seconds=${word#checkpoint=}
         if is_number "$seconds" && test "${#seconds}" -le 7 && test "$seconds" -le 2678400; then
-            text="$text,\"expected_checkpoint_seconds\":$seconds"
+            checkpoint=$seconds
         fi
         ;;
     esac
 done
 set +f
+test -z "$workload" || text="$text,\"workload\":\"$workload\""
+test -z "$checkpoint" || text="$text,\"expected_checkpoint_seconds\":$checkpoint"
 
 # Should the epilog never come. A day more, for a job whose time limit is raised.
 if is_number "$SLURM_JOB_END_TIME" && test "${#SLURM_JOB_END_TIME}" -le 10 && test "$SLURM_JOB_END_TIME" -gt 0; then

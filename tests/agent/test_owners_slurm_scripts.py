@@ -105,6 +105,34 @@ def test_uuids_go_before_numbers(shell, folder, proc):
     assert jobs(folder)[0].gpus == {uuid.lower() for uuid in UUIDS}
 
 
+def test_uuids_as_old_drivers_write_them_for_instances(shell, folder, proc):
+    instance = f"MIG-{UUIDS[0]}/3/0"
+    run("prolog.sh", shell, folder, proc, SLURM_JOB_ID="5", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES=instance)
+    assert jobs(folder)[0].gpus == {instance.lower()}
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        "GPU-abc,GPU-",
+        "GPU-",
+        "GPU-abc",
+        f"{UUIDS[0]},GPU-",
+        f"{UUIDS[0]},,{UUIDS[1]}",
+        f"{UUIDS[0]}0",
+        UUIDS[0].replace("8f1b", "8g1b"),
+        f"MIG-{UUIDS[0]}/3",
+        f"MIG-{UUIDS[0]}/3/0/1",
+        f"MIG-{UUIDS[0]}/3/x",
+        f"MIG-{UUIDS[0]}/33333/0",
+    ],
+)
+def test_malformed_uuids_are_none(shell, folder, proc, devices):
+    """The agent would refuse the whole file; minor 0 of the fixture is 1b:00."""
+    run("prolog.sh", shell, folder, proc, SLURM_JOB_ID="5", SLURM_JOB_GPUS="0", CUDA_VISIBLE_DEVICES=devices)
+    assert jobs(folder)[0].gpus == {"00000000:1b:00"}
+
+
 def test_numbers_of_instances_are_no_minors(shell, folder, tmp_path):
     gpu = tmp_path / "driver" / "nvidia" / "gpus" / "0000:01:00.0"
     gpu.mkdir(parents=True)
@@ -163,6 +191,13 @@ def test_a_comment_declares_only_what_is_allowed(shell, folder, proc, comment):
     run("prolog.sh", shell, folder, proc, SLURM_JOB_ID="5", SLURM_JOB_GPUS="1", SLURM_JOB_COMMENT=comment)
     (job,) = jobs(folder)
     assert (job.declared_class, job.checkpoint_interval_seconds) == (None, None)
+
+
+def test_of_what_a_comment_declares_twice_the_last_counts(shell, folder, proc):
+    comment = "workload=training checkpoint=60 workload=inference checkpoint=1800 workload=bad checkpoint=0"
+    run("prolog.sh", shell, folder, proc, SLURM_JOB_ID="5", SLURM_JOB_GPUS="1", SLURM_JOB_COMMENT=comment)
+    (job,) = jobs(folder)
+    assert (job.declared_class, job.checkpoint_interval_seconds) == ("inference", 1800.0)
 
 
 @pytest.mark.parametrize("numbers", ["*", "a-b", "0-", "-3", "5-2", "9999999999", '"', "08"])
