@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_record(commands)
     _add_convert(commands)
     _add_simulate(commands)
+    _add_label(commands)
     _add_train(commands)
     _add_evaluate(commands)
     _add_check_config(commands)
@@ -189,6 +190,42 @@ def _add_simulate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument(
         "--seed", type=_natural, default=1, metavar="N", help="equal seeds give equal files (default: 1)"
     )
+
+
+def _add_label(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "label",
+        "mark in a trace what its GPUs were really doing, for `train --traces`",
+        "  warpwatch label trace.jsonl.gz --list\n"
+        "  warpwatch label trace.jsonl.gz --span 0:600=training --span 700:=idle\n"
+        "  warpwatch label trace.jsonl.gz --span 10m:1h=inference --gpu 0 --gpu 1 -o labelled.jsonl.gz\n"
+        "  warpwatch label trace.jsonl.gz --clear --span :=training      mark the whole trace anew\n"
+        "\n"
+        "Times are seconds from the first sample on, as `warpwatch replay` prints them; 10m is ten minutes.\n"
+        "Without START a span is from the beginning, without END to the end. Leave unmarked what is none of the four\n"
+        "(loading, warm-up) and what you do not know: it is not trained on. A recording of one thing throughout needs\n"
+        "no span where it was made with `record --label`. The file is replaced only when the new one is complete.\n",
+    )
+    parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace of `record` or `convert`, plain or gzip")
+    parser.add_argument(
+        "--span",
+        action="append",
+        default=[],
+        metavar="START:END=WORD",
+        help="mark this stretch as training, inference, idle or other; may be given more than once",
+    )
+    parser.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        type=_natural,
+        metavar="N",
+        help="the spans hold for this GPU alone; may be given more than once (default: all GPUs)",
+    )
+    parser.add_argument("--list", action="store_true", help="print what is marked, after the changes if there are any")
+    parser.add_argument("--clear", action="store_true", help="first remove every span that was marked before")
+    parser.add_argument("-o", "--out", type=Path, metavar="OUT", help="trace to write (default: TRACE itself)")
 
 
 def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:

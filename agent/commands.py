@@ -219,6 +219,32 @@ def simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def label(arguments: argparse.Namespace) -> int:
+    """Mark spans of a trace, or print the ones that are marked."""
+    from agent.label import label as mark
+    from agent.label import parse_span
+
+    _log_to_stderr("warning")
+    spans = [parse_span(text) for text in arguments.span]
+    if not (spans or arguments.list or arguments.clear):
+        raise UsageError("nothing to do: name a span with --span START:END=WORD, or print those marked with --list")
+    if arguments.out and not (spans or arguments.clear):
+        raise UsageError(f"{arguments.out} would be a plain copy; --out goes with --span or --clear")
+    with _progress(arguments.trace.name, "%", 100.0) as advance:
+        marked = mark(
+            arguments.trace,
+            spans,
+            gpus=arguments.gpu,
+            clear=arguments.clear,
+            out=arguments.out,
+            warn=log.warning,
+            progress=_fractions_to(advance),
+        )
+    if arguments.list:
+        print(marked.format((arguments.out or arguments.trace).name))
+    return 0
+
+
 def train(arguments: argparse.Namespace) -> int:
     """Train a model bundle on simulated traces."""
     from classifier.training import TrainingConfig
