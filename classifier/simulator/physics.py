@@ -94,14 +94,20 @@ def board_state(rng: np.random.Generator, board: Board, grid: Grid, *, job: Job,
             activity[name][cells] = values
         present[cells] = float(stage.present)
         # A trace may show a part of the stage only: memory goes on from where it is.
-        shown = np.interp(grid.edges[cells], (stage.start_s, stage.end_s), stage.memory_ratio)
-        memory[cells] = shown
+        first, last = stage.memory_ratio
+        memory[cells] = (
+            first if first == last else np.interp(grid.edges[cells], (stage.start_s, stage.end_s), stage.memory_ratio)
+        )
     private = 1 + drift + 0.4 * job.drift * smooth_noise(rng, grid.edges, 4.0)
     texture = 1 + 0.02 * rng.standard_normal(grid.size)
+    varied = private * texture
     for name in _PIPES:
-        activity[name] = np.clip(activity[name] * private * texture, 0.0, 0.995)
+        if activity[name].any():
+            activity[name] = np.minimum(np.maximum(activity[name] * varied, 0.0), 0.995)
+    links = np.minimum(np.maximum(private, 0.5), 1.5)
     for name in ("nvlink_receive", "nvlink_transmit", "pcie_receive", "pcie_transmit"):
-        activity[name] = activity[name] * np.clip(private, 0.5, 1.5)
+        if activity[name].any():
+            activity[name] *= links
     # The driver talks to every board: about 1 MB/s at rest.
     for name, most in (("pcie_receive", 1.2e6), ("pcie_transmit", 5e5)):
         activity[name] += rng.uniform(0.2 * most, most) * np.exp(0.3 * smooth_noise(rng, grid.edges, 1.0))
@@ -115,7 +121,7 @@ def board_state(rng: np.random.Generator, board: Board, grid: Grid, *, job: Job,
     wanted = wanted + np.maximum(leakage, 0.0)
     ceiling = board.power_limit_watts * (0.985 + 0.006 * rng.standard_normal(grid.size))
     capped = (wanted > ceiling * 0.99).astype(float)
-    over = np.clip(wanted / ceiling - 0.99, 0.0, 0.6)
+    over = np.minimum(np.maximum(wanted / ceiling - 0.99, 0.0), 0.6)
     return BoardState(
         activity=activity,
         present=present,
@@ -123,7 +129,7 @@ def board_state(rng: np.random.Generator, board: Board, grid: Grid, *, job: Job,
         power_watts=np.minimum(wanted, ceiling),
         capped=capped,
         # Dynamic power goes with about the cube of the clock near the limit.
-        sm_clock_ratio=np.clip(1 - over / 2.5, 0.5, 1.0),
+        sm_clock_ratio=1 - over / 2.5,
         knots=knots,
         temperature_celsius=temperature,
         processes=processes,
