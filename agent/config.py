@@ -17,6 +17,7 @@ from classifier.detectors.registry import DetectorsConfig
 from classifier.labeller import LabellerConfig
 from exporters.web import parse_listen
 
+_RELEASE_SECONDS_MAX: Final = 604_800
 DEFAULT_PATH: Final = Path("/etc/warpwatch/warpwatch.toml")
 
 
@@ -35,6 +36,14 @@ class AgentConfig:
     runtime_folder: Path = Path("/run/warpwatch/agent")
     #: How long `warpwatch driver release` holds without `resume`.
     driver_release_seconds: float = 600.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for a release that would end before it begins, or hardly ever."""
+        if not 1 <= self.driver_release_seconds <= _RELEASE_SECONDS_MAX:
+            raise ValueError(
+                f"driver_release_seconds is {self.driver_release_seconds}; "
+                f"it must be from 1 to {_RELEASE_SECONDS_MAX}, a week"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +85,14 @@ class SamplersConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Table `[model]`."""
+
+    #: Folder of a bundle that `warpwatch train` has written; without it, the one that ships with the package.
+    bundle: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnersTable:
     """Table `[owners]`: how it is found out who holds a GPU. docs/privacy.md says what is read and who can see it."""
 
@@ -101,6 +118,7 @@ class Config:
     owners: OwnersTable = field(default_factory=OwnersTable)
     pod_resources: PodResourcesConfig = field(default_factory=PodResourcesConfig)
     labels: LabellerConfig = field(default_factory=LabellerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
     detectors: DetectorsConfig = field(default_factory=DetectorsConfig)
 
 

@@ -1,8 +1,8 @@
 """Maps one TOML file onto frozen dataclasses, strictly: the dataclasses are the schema and hold the defaults.
 
 Every error names the file, the key in full and its line where it can be found, and what is allowed. No quantity of any
-table may be negative or infinite, and what ends in _ratio or _probability lies between 0 and 1; what else holds for
-a key is checked by its dataclass.
+table may be negative or infinite, what ends in _ratio or _probability lies between 0 and 1, and a path is absolute: a
+service has no folder of its own to start from. What else holds for a key is checked by its dataclass.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ class _Loader:
             return tuple(item(entry) for entry in value)
         if not _is(value, hint):
             raise self._wrong(key, value, f"a {_KIND_NAMES[hint]}")
+        if hint is Path and not (value.startswith("/") and "\0" not in value):
+            raise self._wrong(key, value, "an absolute path, which begins with / and holds no NUL")
         return hint(value)
 
     def _check_range(self, name: str, value: object, key: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from agent.config import load_config
+from agent.config import Config, format_config, load_config
 from agent.config_loader import dump_toml, load_toml
 from agent.errors import UsageError
 
@@ -101,6 +102,42 @@ def test_what_a_sampler_cannot_be_told_is_refused(tmp_path, text, key):
     file = tmp_path / "warpwatch.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=rf"{key} is .*; it must be"):
+        load_config(file)
+
+
+@pytest.mark.parametrize("value", ["", "proc", "./proc", "tcp://kubelet:1", "unix:///run/kubelet.sock", "/a\\u0000b"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "agent.proc_root",
+        "agent.sys_root",
+        "agent.kmsg",
+        "agent.runtime_folder",
+        "owners.jobs_folder",
+        "pod_resources.socket",
+    ],
+)
+def test_a_path_is_absolute(tmp_path, key, value):
+    file = tmp_path / "warpwatch.toml"
+    table, _, name = key.rpartition(".")
+    file.write_text(f'[{table}]\n{name} = "{value}"\n')
+    with pytest.raises(UsageError, match=rf"line 2: {key} is '.*'; it must be an absolute path") as caught:
+        load_config(file)
+    assert "\0" not in str(caught.value)
+
+
+def test_every_path_that_may_be_configured_is_tested():
+    dump = format_config(Config())
+    assert sorted(re.findall(r'^(\w+) = "/', dump, re.MULTILINE)) == sorted(
+        ["proc_root", "sys_root", "kmsg", "runtime_folder", "jobs_folder", "socket"]
+    )
+
+
+@pytest.mark.parametrize("seconds", ["0", "0.5", "1e300"])
+def test_a_release_of_the_driver_lasts_from_a_second_to_a_week(tmp_path, seconds):
+    file = tmp_path / "warpwatch.toml"
+    file.write_text(f"[agent]\ndriver_release_seconds = {seconds}\n")
+    with pytest.raises(UsageError, match=r"\[agent\] driver_release_seconds is .*; it must be from 1 to 604800"):
         load_config(file)
 
 
