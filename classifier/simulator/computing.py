@@ -111,6 +111,7 @@ def code_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, styl
     pcie = take(draws, priors, "pcie_gb_s") * GB
     levels["sm"] = scale_to_mean(breaks, levels["sm"], take(draws, priors, "sm"), 0.98)
     levels["tensor"] = scale_to_mean(breaks, levels["tensor"], max(0.0, take(draws, priors, "tensor")), 0.9)
+    levels["tensor"] = np.minimum(levels["tensor"], 0.95 * levels["sm"])
     doubles = take(draws, priors, "dfma_share")
     levels["dfma"] = doubles * levels["tensor"]
     levels["hmma"] = (1 - doubles) * levels["tensor"]

@@ -7,11 +7,19 @@ that waits in a collective.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 Row = tuple[float, dict[str, float]]
 
 #: Styles whose links carry activations or weights during compute, too, and how much against the reduction itself.
-_CONTINUOUS = {"fsdp": 1.0, "full_tuning": 1.0, "pipeline": 1.0, "tensor": 1.0, "experts": 1.0}
+CONTINUOUS: Final = {
+    "fsdp": 1.0,
+    "full_tuning": 1.0,
+    "reinforcement": 1.0,
+    "pipeline": 1.0,
+    "tensor": 1.0,
+    "experts": 1.0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +54,7 @@ def rows_of(shape: Shape) -> list[Row]:
 
 def _work(shape: Shape, length: float) -> list[Row]:
     """Return forward and backward of each micro-batch and the all-reduce after the last."""
-    link = _CONTINUOUS.get(shape.flavour, 0.0)
+    link = CONTINUOUS.get(shape.flavour, 0.0)
     compute = 0.92 * length * (1 - shape.exposed)
     rows: list[Row] = []
     for micro in range(shape.accumulation):
@@ -63,7 +71,7 @@ def _work(shape: Shape, length: float) -> list[Row]:
 def _update(shape: Shape) -> list[Row]:
     """Return the optimizer: memory-bound, no tensor cores."""
     length = 0.08 * shape.busy * (1 - shape.exposed)
-    link = 0.3 * _CONTINUOUS.get(shape.flavour, 0.0)
+    link = 0.3 * CONTINUOUS.get(shape.flavour, 0.0)
     return [(length, {"busy": 1.0, "sm": 0.8, "dram": 1.5, "pcie_receive": 1.0, "nvlink": link})]
 
 

@@ -92,6 +92,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "offload_training": _training(0.03, "offload", counts=_ANY),
     "adapter_tuning": _training(0.035, "lora", counts=(1, 1, 1, 2), collective=False),
     "full_tuning": _training(0.025, "full_tuning"),
+    "reinforcement_tuning": _training(0.02, "reinforcement"),
     "vision_training": _training(0.03, "cnn", counts=_ANY, collective=False),
     "starved_training": _training(0.03, "starved", counts=_ANY, collective=False),
     "tiny_training": _training(0.025, "tiny", counts=(1, 1, 2, 4), collective=False),

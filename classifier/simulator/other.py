@@ -174,7 +174,7 @@ def mining_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
         Constant(
             {
                 "busy": float(draws.rng.uniform(0.985, 1.0)),
-                "sm": min(0.995, sm * (1 + float(draws.rng.normal(0, 0.01)))),
+                "sm": min(0.985, sm * (1 + float(draws.rng.normal(0, 0.01)))),
                 "dram": dram,
                 "pcie_receive": 3e5,
                 "pcie_transmit": 1e5,

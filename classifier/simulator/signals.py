@@ -92,7 +92,8 @@ class Cyclic:
         cells: dict[str, Array | float] = {}
         for name, level in self.levels.items():
             integral = np.concatenate(([0.0], np.cumsum(level * np.diff(self.breaks))))
-            cells[name] = np.diff(whole * integral[-1] + np.interp(part, self.breaks, integral)) / width
+            means = np.diff(whole * integral[-1] + np.interp(part, self.breaks, integral)) / width
+            cells[name] = np.maximum(means, 0.0)  # rounding must not turn a counter back
         return cells
 
     def _position(self, edges: Array) -> Array:

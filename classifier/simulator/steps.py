@@ -25,6 +25,8 @@ FLAVOURS: Final[Mapping[str, float]] = {
 }
 #: Styles whose ranks may as well be separate runs on separate GPUs, as in a sweep.
 _SEPARABLE: Final = {"single", "lora", "starved", "tiny", "cnn"}
+#: Styles whose batches differ in size.
+_UNPACKED: Final = {"lora", "full_tuning", "reinforcement"}
 #: Data types and how often: without tensor cores in older or careless code.
 _PRECISIONS: Final = ("bf16", "fp16", "tf32", "fp32")
 _ONE_PROCESS: Final = 1.0  # cores of a main thread that launches kernels and waits for them
@@ -41,6 +43,7 @@ class Step:
     tail: float  # share of steps that take two to four times as long
     cycles: tuple[tuple[Array, dict[str, Array]], ...]  # per rank: breaks and levels
     memory: float
+    first_memory: float  # before the longest sequence came: an allocator grows and does not give back
     skew: Array
     pace: Array  # factor on the step per rank; ones where the ranks are one job
     waiting: float  # SM activity of a rank that waits in a collective
@@ -101,6 +104,8 @@ def draw_step(
     cycles = [_scaled(board, one, means, factor) for one, factor in zip(shapes, wobble, strict=True)]
     if flavour == "pipeline":
         _add_peers(draws, priors, cycles, board)
+    memory = take(draws, priors, "memory")
+    grows = flavour in _UNPACKED
     starved = flavour in {"single", "starved", "tiny"}
     return Step(
         flavour=flavour,
@@ -109,7 +114,8 @@ def draw_step(
         spread=take(draws, priors, "step_spread"),
         tail=float(draws.rng.uniform(0, 0.05)) if starved else 0.0,
         cycles=tuple(cycles),
-        memory=take(draws, priors, "memory"),
+        memory=memory,
+        first_memory=memory * (draws.uniform("first_memory", 0.75, 1.0) if grows else 1.0),
         skew=draws.rng.uniform(0, min(0.05, 0.1 * step_s), ranks),
         pace=draws.rng.uniform(0.8, 1.25, ranks) if apart and ranks > 1 else np.ones(ranks),
         waiting=waiting,
@@ -176,11 +182,13 @@ def _scaled(board: Board, shape: Shape, means: _Means, wobble: float) -> tuple[A
     nothing = np.zeros(breaks.size - 1)
     lengths = np.diff(breaks)
     spin = levels.get("spin", nothing)
-    sm = max(0.002, means.sm - float(np.sum(spin * lengths)))
+    # Waiting counts as SM activity, too; what a rank waits for another's input comes on top.
+    sm = max(0.4 * means.sm, means.sm - float(np.sum(spin * lengths)))
     levels["sm"] = scale_to_mean(breaks, levels["sm"], sm * wobble, 0.985)
     for name, mean, ceiling in (("tensor", means.tensor, 0.9), ("dram", means.dram, 0.95)):
         # No more than an instant of the work allows: a burst of a tenth of the step cannot have a mean above that.
         levels[name] = scale_to_mean(breaks, levels.get(name, nothing), mean * wobble, ceiling)
+    levels["tensor"] = np.minimum(levels["tensor"], 0.95 * levels["sm"])  # a pipe is part of its multiprocessor
     if means.fp16 > 0:
         levels["fp16"] = scale_to_mean(breaks, levels["sm"], means.fp16, 0.9)
     traffic = levels.pop("nvlink")

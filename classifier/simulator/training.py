@@ -14,6 +14,7 @@ import numpy as np
 
 from classifier.simulator.boards import Board
 from classifier.simulator.checkpoints import READ, Saves
+from classifier.simulator.cycles import CONTINUOUS
 from classifier.simulator.overlays import Extra, Overlaid
 from classifier.simulator.priors import GB, take
 from classifier.simulator.scenario import Draws
@@ -112,7 +113,7 @@ def _open(
     compiling = {"busy": 0.15, "sm": 0.05, "dram": 0.03, "pcie_receive": 2e6, "cpu_cores": float(rng.uniform(1, 12))}
     waiting = {"busy": 1.0, "spin": step.waiting, "dram": 0.001, "pcie_receive": 6e5, "cpu_cores": 1.0}
     waits = tuple(Constant(compiling if rank == late or not step.together else waiting) for rank in range(ranks))
-    grown = step.memory * float(rng.uniform(0.3, 0.8))
+    grown = step.first_memory * float(rng.uniform(0.3, 0.8))
     return [
         Stage(
             start_s=start_s,
@@ -126,7 +127,7 @@ def _open(
             start_s=middle,
             end_s=end,
             signals=waits,
-            memory_ratio=(grown, step.memory),
+            memory_ratio=(grown, step.first_memory),
             workload="training",
             note="warm-up",
         ),
@@ -180,15 +181,24 @@ class _Traffic:
 
 
 class _Evaluations:
-    """Forward passes over other data from time to time: no all-reduce, every rank at its own pace."""
+    """Forward passes over other data from time to time: no all-reduce, every rank at its own pace.
+
+    Reinforcement learning generates what it learns from in the same way, more often and for longer.
+    """
 
     def __init__(self, draws: Draws, step: Step) -> None:
         self.takes_place = draws.chance("evaluates", 0.35)
         steps = take(draws, step.priors, "eval_steps")
-        self.every_s = draws.log_uniform("eval_every_s", 0.9, 1.1) * float(np.clip(steps * step.step_s, 60, 7200))
+        every_s = float(np.clip(steps * step.step_s, 60, 7200))
+        self.every_s = draws.uniform("eval_every_s", every_s, 1.1 * every_s)
         self.length_s = min(take(draws, step.priors, "eval_s"), 0.5 * self.every_s)
         batch_s = draws.log_uniform("eval_batch_s", 0.04, 2)
         generates = draws.chance("eval_generates", 0.15)  # text to be judged: decoding
+        self._note = "evaluation"
+        if "rollout_s" in step.priors:
+            generates, self.takes_place, self._note = True, True, "rollout"
+            self.every_s = take(draws, step.priors, "learning_s")
+            self.length_s = take(draws, step.priors, "rollout_s")
         self._step = step
         self._batch_s = batch_s
         self._busy = draws.uniform("eval_busy", 0.6, 1.0)
@@ -197,9 +207,9 @@ class _Evaluations:
         if generates:
             self._shares = {"sm": 0.35, "tensor": 0.12, "dram": 1.3}
         # Weights in shards or tensor parallel layers talk in the forward pass, too.
-        self._link = 0.4 if step.flavour in {"fsdp", "full_tuning", "pipeline", "tensor", "experts"} else 0.0
+        self._link = 0.4 * CONTINUOUS.get(step.flavour, 0.0)
 
-    def stage(self, rng: np.random.Generator, start_s: float, end_s: float) -> Stage:
+    def stage(self, rng: np.random.Generator, start_s: float, end_s: float, memory: float) -> Stage:
         """Return one evaluation."""
         step = self._step
         breaks = np.array([0.0, 1 - self._busy, 1.0]) if self._busy < 1 else np.array([0.0, 1.0])
@@ -219,9 +229,9 @@ class _Evaluations:
             start_s=start_s,
             end_s=end_s,
             signals=tuple(signals),
-            memory_ratio=(step.memory, step.memory),
+            memory_ratio=(memory, memory),
             workload="training",
-            note="evaluation",
+            note=self._note,
         )
 
 
@@ -236,6 +246,7 @@ class _Run:
         self._traffic = _Traffic(draws, step)
         self._evaluations = _Evaluations(draws, step)
         self._seen_from_s = seen_from_s
+        self._used = step.first_memory
 
     def stages(self, start_s: float, until_s: float) -> Iterator[Stage]:
         """Yield the stages from `start_s` to `until_s`; parts before the trace cost nothing."""
@@ -251,8 +262,9 @@ class _Run:
             if now >= until_s:
                 return
             if evaluate_s <= save_s:
-                yield evaluations.stage(rng, now, min(until_s, now + evaluations.length_s))
-                now += evaluations.length_s
+                length_s = evaluations.length_s * float(np.clip(rng.normal(1, 0.1), 0.6, 1.5))
+                yield evaluations.stage(rng, now, min(until_s, now + length_s), self._used)
+                now += length_s
                 evaluate_s = now + evaluations.every_s
                 continue
             pause_s = saves.length_s * float(np.clip(rng.normal(1, 0.08), 0.6, 2))
@@ -261,7 +273,7 @@ class _Run:
                 start_s=now,
                 end_s=min(until_s, now + saves.blocking_s(pause_s)),
                 signals=saves.signals(rng, pause_s),
-                memory_ratio=(self._step.memory, self._step.memory),
+                memory_ratio=(self._used, self._used),
                 workload="training",
                 note="checkpoint",
             )
@@ -275,11 +287,13 @@ class _Run:
         extras = (Extra(start_s, end_s, self._traffic.levels), *behind)
         signals = step_signals(self._draws, step, seen_from, end_s)
         self.host += self._traffic.loads(start_s, end_s, signals[0].starts)
+        used = self._used
+        self._used += (step.memory - used) * float(self._draws.rng.uniform(0, 0.5))
         return Stage(
             start_s=start_s,
             end_s=end_s,
             signals=tuple(Overlaid(signal, extras) for signal in signals),
-            memory_ratio=(step.memory, step.memory),
+            memory_ratio=(used, self._used),
             workload="training",
         )
 

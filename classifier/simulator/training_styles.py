@@ -164,6 +164,22 @@ STYLES: Final[dict[str, Priors]] = {
         "dataset_bytes_per_second": log(1e4, 1e7, "read at the start, then in memory"),
         "eval_steps": log(50, 500, "prior"),
     },
+    # Reinforcement learning of language models: answers are generated for minutes, then learnt from.
+    "reinforcement": {
+        **_COMMON,
+        "step_s": log(0.4, 8, "as fsdp"),
+        "sm": even(0.38, 0.88, "as fsdp"),
+        "tensor": even(0.25, 0.68, "as fsdp"),
+        "dram": even(0.22, 0.55, "as fsdp"),
+        "nvlink_gb_s": log(8, 110, "as fsdp"),
+        "busy": even(0.9, 1, "as fsdp"),
+        "step_spread": log(0.03, 0.25, "answers of unlike length; prior"),
+        "memory": even(0.6, 0.97, "weights of two models and a cache; prior"),
+        "fabric_gb_s": log(10, 60, "as fsdp"),
+        "dataset_bytes_per_second": log(1e3, 1e6, "prompts; prior"),
+        "learning_s": log(10, 150, "prior"),
+        "rollout_s": log(15, 240, "generation takes half to nine tenths of an iteration; prior"),
+    },
     "cnn": {
         **_COMMON,
         "step_s": log(0.08, 0.9, "prior"),
