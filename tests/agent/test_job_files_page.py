@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import subprocess
 import textwrap
 from pathlib import Path
@@ -61,6 +63,34 @@ def test_the_launcher_holds_and_lets_go(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_launchers_that_are_all_process_1_hold_a_file_each(tmp_path):
+    """As in containers that share the folder: one that ends lets go of its own GPUs alone."""
+    names: dict[str, object] = {}
+    exec(block("import contextlib", "with job_file("), names)
+    job_file = names["job_file"]
+    with job_file("exp-17", [UUID], folder=tmp_path):
+        with job_file("exp-18", [UUID], folder=tmp_path):
+            assert {job.job_key for job in read(tmp_path)} == {"exp-17", "exp-18"}
+        assert [job.job_key for job in read(tmp_path)] == ["exp-17"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(params=[0o077, 0o000], ids=oct)
+def umask(request):
+    before = os.umask(request.param)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+def test_the_agent_may_read_what_a_launcher_writes(tmp_path):
+    names: dict[str, object] = {}
+    exec(block("import contextlib", "with job_file("), names)
+    with names["job_file"]("exp-17", [UUID], folder=tmp_path):
+        (path,) = tmp_path.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
 def test_the_launcher_trains_where_the_folder_is_not_there(tmp_path, capsys):
     names: dict[str, object] = {}
     exec(block("import contextlib", "with job_file("), names)
@@ -69,23 +99,49 @@ def test_the_launcher_trains_where_the_folder_is_not_there(tmp_path, capsys):
     assert "not told" in capsys.readouterr().out
 
 
+POD_UID = "6d0f7c1a-3a55-4c0e-9d53-2f7c8b1e4a90"
+
+
+def hook(shell: str, folder: Path, log: Path) -> subprocess.CompletedProcess[bytes]:
+    """Run the hook of a pod as the kubelet does, with the container's log in a file."""
+    environment = {
+        "POD_UID": POD_UID,
+        "POD_NAME": "llama-worker-0",
+        "POD_NAMESPACE": "research",
+        "PATH": "/usr/bin:/bin",
+    }
+    text = block("new=", "preStop:").replace("/warpwatch-jobs", str(folder)).replace("/proc/1/fd/2", str(log))
+    return subprocess.run([shell, "-c", text], env=environment, check=True, capture_output=True)
+
+
+@pytest.mark.usefixtures("umask")
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_the_hook_of_a_pod_writes_and_removes(tmp_path, shell):
-    uid = "6d0f7c1a-3a55-4c0e-9d53-2f7c8b1e4a90"
-    environment = {"POD_UID": uid, "POD_NAME": "llama-worker-0", "POD_NAMESPACE": "research", "PATH": "/usr/bin:/bin"}
-    write = block("printf", "preStop:").replace("/warpwatch-jobs", str(tmp_path))
-    subprocess.run([shell, "-c", write], env=environment, check=True)
-    (job,) = read(tmp_path)
+    folder = tmp_path / "jobs.d"
+    folder.mkdir()
+    assert hook(shell, folder, tmp_path / "log").stderr == b""
+    assert not (tmp_path / "log").exists()
+    (job,) = read(folder)
     assert job == JobFile(
         job_key="kubernetes:research/llama",
-        job_id=uid,
+        job_id=POD_UID,
         scheduler="kubernetes",
         namespace="research",
         pod="llama-worker-0",
         declared_class="training",
         checkpoint_interval_seconds=1800.0,
     )
+    (path,) = folder.iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    (folder / f".{POD_UID}.json").write_text("left behind")
     remove = re.search(r'"(rm -f /warpwatch-jobs/.*?)"', PAGE)
     assert remove
-    subprocess.run([shell, "-c", remove[1].replace("/warpwatch-jobs", str(tmp_path))], env=environment, check=True)
-    assert list(tmp_path.iterdir()) == []
+    command = [shell, "-c", remove[1].replace("/warpwatch-jobs", str(folder))]
+    subprocess.run(command, env={"POD_UID": POD_UID, "PATH": "/usr/bin:/bin"}, check=True)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_the_hook_of_a_pod_that_may_not_write_says_so_and_lets_it_run(tmp_path, shell):
+    hook(shell, tmp_path / "none", tmp_path / "log")  # checks that it ends with 0
+    assert f"not told of this pod: user {os.getuid()} cannot write" in (tmp_path / "log").read_text()
