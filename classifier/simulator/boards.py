@@ -106,6 +106,20 @@ BOARDS: Final[dict[str, Board]] = {
     "L40S": _board("NVIDIA L40S", (350, 35.6, 102), (142, 45), (0, 26), (2520, 210, 9001), windows=(1, 0.5), **_GDDR),
     "L4": _board("NVIDIA L4", (72, 12, 30), (58, 22.5), (0, 26), (2040, 210, 6251), windows=(1, 0.5), **_GDDR),
     "A40": _board("NVIDIA A40", (300, 30, 110), (84, 45), (0, 26), (1740, 210, 7251), windows=(1, 0.5), **_GDDR),
+    # Workstation and desktop boards, of which most public logs are. Idle powers are priors.
+    "T4": _board("Tesla T4", (70, 10, 27), (40, 15), (0, 13), (1590, 300, 5001), windows=(0.1, 1 / 6), **_GDDR),
+    "RTX A6000": _board(
+        "NVIDIA RTX A6000", (300, 22, 75), (84, 48), (0, 26), (1800, 210, 8001), windows=(1, 0.5), **_GDDR
+    ),
+    "RTX A5000": _board(
+        "NVIDIA RTX A5000", (230, 18, 62), (64, 24), (0, 26), (1695, 210, 8001), windows=(1, 0.5), **_GDDR
+    ),
+    "RTX 3090": _board(
+        "NVIDIA GeForce RTX 3090", (350, 22, 105), (82, 24), (0, 26), (1695, 210, 9751), windows=(1, 0.5), **_GDDR
+    ),
+    "RTX 4090": _board(
+        "NVIDIA GeForce RTX 4090", (450, 15, 60), (128, 24), (0, 26), (2520, 210, 10501), windows=(1, 0.5), **_GDDR
+    ),
 }
 
 
