@@ -76,7 +76,7 @@ def ticks(run: SimulatedRun) -> Iterator[Tick]:
                 records += _rare(gpu, when)
         for gpu, rows in zip(run.gpus, core, strict=True):
             records.append(GpuState(**when, key=gpu.key, state="ok"))
-            reasons = _reasons(bool(gpu.readings.gpu_idle[index]), bool(gpu.readings.power_capped[index]))
+            reasons = _reasons(gpu, index)
             records.append(GpuSample(**when, key=gpu.key, clock_event_reasons=reasons, **rows[index]))
         if time_s - fast_after_s >= _FAST_S - 0.5 * run.scenario.interval_s or index == run.core_s.size - 1:
             for gpu in run.gpus:
@@ -127,8 +127,12 @@ def _rows(columns: dict[str, Array]) -> list[dict[str, Any]]:
     return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
 
-def _reasons(gpu_idle: bool, power_capped: bool) -> tuple[str, ...]:
-    return (*(("gpu_idle",) if gpu_idle else ()), *(("sw_power_cap",) if power_capped else ()))
+def _reasons(gpu: SimulatedGpu, index: int) -> tuple[str, ...] | None:
+    readings = gpu.readings
+    if not readings.reasons:
+        return None
+    active = (("gpu_idle", readings.gpu_idle[index]), ("sw_power_cap", readings.power_capped[index]))
+    return tuple(name for name, is_active in active if is_active)
 
 
 def _rare(gpu: SimulatedGpu, when: dict[str, Any]) -> list[Record]:
@@ -162,14 +166,13 @@ def _slow(
         **when,
         key=gpu.key,
         processes=listed if readings.processes else None,
-        clock_event_seconds_total={
-            "sw_power_cap": float(readings.capped_seconds[slow_index]),
-            "sw_thermal": 0.0,
-            "hw_thermal": 0.0,
-            "hw_power_brake": 0.0,
-        },
+        clock_event_seconds_total=_reason_seconds(readings.capped_seconds[slow_index]) if readings.reasons else {},
         **row,
     )
+
+
+def _reason_seconds(capped: float) -> dict[str, float]:
+    return {"sw_power_cap": float(capped), "sw_thermal": 0.0, "hw_thermal": 0.0, "hw_power_brake": 0.0}
 
 
 def _host_records(run: SimulatedRun) -> Callable[[int, int | None, dict[str, Any]], list[Record]]:

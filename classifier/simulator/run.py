@@ -169,7 +169,8 @@ def _channels(readings: GpuReadings, times: SampleTimes) -> dict[str, Series]:
             found[name] = _finite(slow_s, values)
     if readings.fast_s.size:
         found["power_fast_watts"] = Series(readings.fast_s, readings.fast_watts)
-    found["throttled"] = Series(core_s, np.zeros(core_s.size))
+    if readings.reasons:
+        found["throttled"] = Series(core_s, np.zeros(core_s.size))
     found["samples"] = Series(core_s, np.ones(core_s.size))
     if readings.processes:
         starts = np.array([start for start, _ in readings.processes])

@@ -57,6 +57,7 @@ class GpuReadings:
     """
 
     core: dict[str, Array]
+    reasons: bool  # whether clock event reasons are read
     gpu_idle: Flags  # whether the event reason gpu_idle is set, at the core times
     power_capped: Flags  # whether sw_power_cap is set
     slow: dict[str, Array]
@@ -124,6 +125,7 @@ def read_gpu(
     fast_s = times.fast_s if style.fast_power else times.fast_s[:0]
     return GpuReadings(
         core={name: values for name, values in core.items() if style.keeps(name)},
+        reasons=style.reasons,
         gpu_idle=idle,
         power_capped=capped.mean(core_s, 0.2) > 0.3,
         slow={name: values for name, values in slow.items() if style.keeps(name)},

@@ -49,6 +49,8 @@ class RecorderStyle:
     pcie: Literal["none", "profiling", "counter", "slice"] = "none"
     nvlink: bool = False
     energy: bool = False
+    #: Clock event reasons: power cap, heat, brakes.
+    reasons: bool = False
     #: Ten readings of instant power a second.
     fast_power: bool = False
     #: What is known of processes: nothing, how many, their CPU time, their I/O, too.
@@ -70,6 +72,7 @@ _AGENT: Final = RecorderStyle(
     pcie="profiling",
     nvlink=True,
     energy=True,
+    reasons=True,
     fast_power=True,
     processes="cpu",
     host=True,

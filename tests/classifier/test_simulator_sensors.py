@@ -184,7 +184,7 @@ class TestWhatIsThere:
         assert set(run.gpus[0].channels) == {
             *("utilization_ratio", "memory_utilization_ratio", "memory_used_bytes", "memory_total_bytes"),
             *("power_watts", "sm_clock_hertz", "memory_clock_hertz", "temperature_celsius"),
-            *("memory_temperature_celsius", "throttled", "samples"),
+            *("memory_temperature_celsius", "samples"),
         }
         assert not run.host_channels
 
