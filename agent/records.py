@@ -352,6 +352,8 @@ class GpuOwners(Record):
 
     key: GpuKey
     holders: tuple[Holder, ...] = ()
+    #: How many hold it, where `holders` has one for all beyond its bound; None where nobody counted.
+    holder_count: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

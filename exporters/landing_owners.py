@@ -6,7 +6,7 @@ from typing import Final
 
 from exporters.landing_text import NOTHING, percent, shortened
 from exporters.markup import Html, join, tag, text
-from exporters.metrics_owners import Owner, shares_of
+from exporters.metrics_owners import OTHERS, Owner, holder_count, shares_of
 from exporters.snapshot import GpuView
 
 #: Holders of one GPU that are shown, the largest first.
@@ -28,12 +28,14 @@ def _holders(view: GpuView, *, owner_user: bool) -> Html:
         is_unused = all(holder.processes == 0 for holder in view.owners.holders)
         note = tag("div", "no process on it", class_="soft small") if is_unused else Html()
         return join(_one(next(iter(shares)), owner_user=owner_user), note)
+    named = [(owner, share) for owner, share in shares.items() if owner != Owner(OTHERS)][:_SHOWN]
     lines = [
         tag("div", _name(owner), " ", tag("span", percent(share), class_="soft number"), title=_title(owner))
-        for owner, share in list(shares.items())[:_SHOWN]
+        for owner, share in named
     ]
-    if len(shares) > _SHOWN:
-        lines.append(tag("div", f"and {len(shares) - _SHOWN} more", class_="soft small"))
+    more = holder_count(view.owners) - len(named)
+    if more:
+        lines.append(tag("div", f"and {more} more", class_="soft small"))
     return join(*lines)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from agent.records import GpuKey, GpuOwners, Holder
@@ -76,6 +76,26 @@ def shares_of(owners: GpuOwners | None) -> dict[Owner, float] | None:
     return dict(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
 
 
+def holder_count(owners: GpuOwners) -> int:
+    """Return how many hold a GPU, also where the record has one holder for several."""
+    return max(len(shares_of(owners) or ()), int(owners.holder_count or 0))
+
+
+def owner_counts(snapshot: NodeSnapshot, owners: Mapping[GpuKey, frozenset[Owner] | None]) -> dict[GpuKey, int]:
+    """Return how many hold each GPU of `owners`, as `owners_of` returned them; those that cannot be seen are left out.
+
+    Of a divided card about which nothing was said it is the least that can be: some may hold several instances.
+    """
+    counts = {key: len(found) for key, found in owners.items() if found is not None}
+    own = {view.key: holder_count(view.owners) for view in snapshot.gpus if view.owners is not None}
+    for key, count in own.items():
+        card = key._replace(gpu_i_id=None)
+        counts[key] = count
+        if card in counts and card not in own:
+            counts[card] = max(counts[card], count)
+    return counts
+
+
 def share_series(owners: GpuOwners | None) -> int:
     """Return how many series of shares one GPU or instance has."""
     return min(len(shares_of(owners) or ()), MAX_SHARES)
@@ -86,10 +106,12 @@ def owner_metrics(*, owner_user: bool = False) -> tuple[MetricDef, ...]:
     labels = (*OWNER_LABELS, USER_LABEL) if owner_user else OWNER_LABELS
 
     def info(snapshot: NodeSnapshot) -> Series:
-        for key, owners in owners_of(snapshot).items():
-            count = "" if owners is None else str(len(owners))
-            (only,) = owners if owners is not None and len(owners) == 1 else (Owner(),)
-            yield (*work_labels(key), count, *only.label_values(owner_user=owner_user)), 1
+        found = owners_of(snapshot)
+        counts = owner_counts(snapshot, found)
+        for key, owners in found.items():
+            count = counts.get(key)
+            (only,) = owners if owners is not None and len(owners) == count == 1 else (Owner(),)
+            yield (*work_labels(key), "" if count is None else str(count), *only.label_values(owner_user=owner_user)), 1
 
     def shares(snapshot: NodeSnapshot) -> Series:
         for view in work_views(snapshot):

@@ -88,9 +88,9 @@ class Holders:
             if file.pod:
                 self._by_pod[file.namespace, file.pod] = file
 
-    def of(self, place: Place) -> tuple[Holder, ...]:
-        """Return the holders of a place in a steady order; their shares sum to 1."""
-        return _with_shares(_Join(self, place).holders())
+    def of(self, place: Place) -> list[Holder]:
+        """Return all holders of a place in a steady order, for `bounded` to give them their shares."""
+        return _Join(self, place).holders()
 
     def file_of_slurm_job(self, job: str) -> JobFile | None:
         """Return the job file of a Slurm job."""
@@ -216,19 +216,13 @@ def _without_mps_server(processes: Sequence[ProcessOwner]) -> Sequence[ProcessOw
     return [process for process in processes if not process.is_mps_server] or processes
 
 
-def union(of_instances: Iterable[Sequence[Holder]]) -> tuple[Holder, ...]:
-    """Return the holders of a divided card from those of its instances."""
+def union(of_instances: Iterable[Sequence[Holder]]) -> list[Holder]:
+    """Return all holders of a divided card from those of its instances."""
     found: dict[str, Holder] = {}
     for holder in (holder for holders in of_instances for holder in holders):
         known = found.get(holder.job_key)
         found[holder.job_key] = holder if known is None else _merged(known, holder)
-    others = found.pop(OTHERS, None)
-    return _with_shares([*found.values(), *((others,) if others else ())])
-
-
-def has_others(holders: Sequence[Holder]) -> bool:
-    """Return whether some holders were beyond the bound."""
-    return bool(holders) and holders[-1].job_key == OTHERS
+    return list(found.values())
 
 
 def _merged(one: Holder, other: Holder) -> Holder:
@@ -243,8 +237,8 @@ def _merged(one: Holder, other: Holder) -> Holder:
     )
 
 
-def _with_shares(holders: list[Holder]) -> tuple[Holder, ...]:
-    """Give each an equal share, and merge those beyond the bound into one."""
+def bounded(holders: Sequence[Holder]) -> tuple[Holder, ...]:
+    """Give each an equal share, so that they sum to 1, and merge those beyond MOST_HOLDERS into one, OTHERS."""
     count = len(holders)
     shown = holders if count <= MOST_HOLDERS else holders[: MOST_HOLDERS - 1]
     found = [holder._replace(share_ratio=1.0 / count) for holder in shown]

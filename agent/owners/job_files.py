@@ -75,11 +75,12 @@ class JobFiles:
         except OSError as error:
             self._known.clear()
             self._names, self._listed = (), None
-            if not isinstance(error, FileNotFoundError):  # without it nobody writes job files here
-                self.errors["folder_unreadable"] += 1
-                if not self._is_unreadable:
-                    _log.warning("the folder of job files %s cannot be read: %s", self._folder, error.strerror)
+            was_unreadable = self._is_unreadable
+            # Where it is not there, nobody writes job files here.
             self._is_unreadable = not isinstance(error, FileNotFoundError)
+            if self._is_unreadable and not was_unreadable:  # it lasts, and says the same every 5 s
+                self.errors["folder_unreadable"] += 1
+                _log.warning("the folder of job files %s cannot be read: %s", self._folder, error.strerror)
             return ()
         self._is_unreadable = False
         try:

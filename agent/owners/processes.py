@@ -64,8 +64,9 @@ class ProcessOwners:
         self._seen: dict[int, _Seen] = {}
         self._ended: set[int] = set()
         self._hidden: set[int] = set()
+        self._beyond: set[int] = set()  # the bound
         self._open_files = 0
-        #: `hidden_process`, each once, and `too_many_processes`.
+        #: `hidden_process` and `too_many_processes`, each process once.
         self.errors: Counter[str] = Counter()
 
     def look_up(self, pids: set[int]) -> dict[int, ProcessOwner]:
@@ -78,10 +79,13 @@ class ProcessOwners:
                 self._forget(pid)
         self._ended &= pids
         self._hidden &= pids
+        self._beyond &= pids
         found = {}
         for count, pid in enumerate(sorted(pids)):
             if count >= self._config.processes:
-                self.errors["too_many_processes"] += 1
+                if pid not in self._beyond:
+                    self._beyond.add(pid)
+                    self.errors["too_many_processes"] += 1
                 found[pid] = ProcessOwner(pid)
                 continue
             process = self._look_up(pid)

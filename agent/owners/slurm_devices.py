@@ -33,17 +33,21 @@ class SlurmDevices:
         self._root = sys_root / "fs" / "cgroup" / "devices"
         self._jobs: dict[str, set[str]] = {}
         self._again_s: float | None = None
-        #: `too_many_slurm_jobs`
+        self._is_cut = False
+        #: `too_many_slurm_jobs`, once when it begins
         self.errors: Counter[str] = Counter()
 
     def jobs(self, now: Instant) -> dict[str, set[str]]:
         """Return the numbers of the jobs by GPU, as `nvidia` and its minor number."""
         if self._again_s is None or now.monotonic_s >= self._again_s:
             self._again_s = now.monotonic_s + _READ_AGAIN_S
-            self._jobs = self._read()
+            self._jobs, is_cut = self._read()
+            self.errors["too_many_slurm_jobs"] += is_cut and not self._is_cut
+            self._is_cut = is_cut
         return self._jobs
 
-    def _read(self) -> dict[str, set[str]]:
+    def _read(self) -> tuple[dict[str, set[str]], bool]:
+        """Return the jobs by GPU, and whether there are more than are read."""
         found: dict[str, set[str]] = {}
         count = 0
         for root in _folders(self._root, "slurm"):
@@ -56,11 +60,10 @@ class SlurmDevices:
                         continue
                     count += 1
                     if count > _JOBS:
-                        self.errors["too_many_slurm_jobs"] += 1
-                        return found
+                        return found, True
                     for minor in _minors(folder / "devices.list"):
                         found.setdefault(f"nvidia{minor}", set()).add(job[1])
-        return found
+        return found, False
 
 
 def _folders(folder: Path, prefix: str) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agent.clock import Instant
 from agent.gpu_roster import GpuRoster, RosterGpu
-from agent.owners.holders import Declared, Holders, Place, PodOwner, has_others, union
+from agent.owners.holders import MOST_HOLDERS, Declared, Holders, Place, PodOwner, bounded, union
 from agent.owners.job_file import JobFile, device_name
 from agent.owners.job_files import JobFiles, JobFilesConfig
 from agent.owners.processes import ProcessesConfig, ProcessOwner, ProcessOwners
@@ -63,6 +63,7 @@ class OwnersSampler:
         self._slurm_devices = SlurmDevices(sys_root)
         self._users = Users(passwd, ask_system=config.ask_system_for_users)
         self._errors: Counter[str] = Counter()
+        self._crowded: set[GpuKey] = set()  # with more holders than are told apart
 
     @property
     def errors(self) -> Mapping[str, int]:
@@ -89,7 +90,7 @@ class OwnersSampler:
         for file in files:
             for device in file.gpus or ():
                 claims.setdefault(device, []).append(file)
-        found: dict[GpuKey, tuple[Holder, ...]] = {}
+        found: dict[GpuKey, list[Holder]] = {}
         for gpu in gpus:
             if gpu.is_divided:
                 continue
@@ -107,16 +108,24 @@ class OwnersSampler:
                 instances = [holders for key, holders in found.items() if _is_instance_of(key, gpu.key)]
                 if instances:
                     found[gpu.key] = union(instances)
-        self._errors["too_many_holders"] += sum(map(has_others, found.values()))
-        return tuple(
-            GpuOwners(monotonic_s=now.monotonic_s, wall_s=now.wall_s, key=gpu.key, holders=found[gpu.key])
-            for gpu in gpus
-            if gpu.key in found
-        )
+        crowded = {key for key, holders in found.items() if len(holders) > MOST_HOLDERS}
+        self._errors["too_many_holders"] += len(crowded - self._crowded)  # once when it begins: it lasts
+        self._crowded = crowded
+        return tuple(_record(now, gpu.key, found[gpu.key]) for gpu in gpus if gpu.key in found)
 
     def close(self) -> None:
         """Close the files of the processes."""
         self._processes.close()
+
+
+def _record(now: Instant, key: GpuKey, holders: Sequence[Holder]) -> GpuOwners:
+    return GpuOwners(
+        monotonic_s=now.monotonic_s,
+        wall_s=now.wall_s,
+        key=key,
+        holders=bounded(holders),
+        holder_count=len(holders),
+    )
 
 
 def _by_name(pods: Mapping[str, Sequence[PodOwner]]) -> dict[str, list[PodOwner]]:

@@ -235,6 +235,8 @@ def test_processes_beyond_the_bound_are_counted(tmp_path):
     found = owners.look_up({node.process(pid, DOCKER) for pid in (1, 2, 3)})
     assert [found[pid].owner is None for pid in (1, 2, 3)] == [False, False, True]
     assert owners.errors == {"too_many_processes": 1}
+    owners.look_up({1, 2, 3})
+    assert owners.errors == {"too_many_processes": 1}
 
 
 def test_a_process_that_ends_keeps_its_owner(node):
@@ -287,6 +289,23 @@ def test_more_than_eight_holders_are_seven_and_the_others(node):
     assert holders[0].share_ratio == pytest.approx(0.1)
     assert holders[-1] == Holder("other", share_ratio=pytest.approx(0.3), processes=4)
     assert node.sampler.errors == {"too_many_holders": 1}
+
+
+def test_all_holders_are_counted_and_that_they_are_too_many_once(node):
+    pids = [node.process(100 + job, SLURM.format(10 + job)) for job in range(12)]
+    node.on(CARD, *pids)
+    node.on(NEXT, *pids[:8])
+    for _ in range(3):
+        node.observe()
+        counts = {record.key: record.holder_count for record in node.sampler.sample(node.now)}
+        assert counts == {CARD: 12, NEXT: 8}
+        node.now = node.now.later(5)
+    assert node.sampler.errors == {"too_many_holders": 1}
+    node.on(CARD)
+    node.all()
+    node.on(CARD, *pids)  # it begins anew
+    node.all()
+    assert node.sampler.errors == {"too_many_holders": 2}
 
 
 def test_programs_declare_where_they_agree(node):
@@ -509,6 +528,15 @@ def test_a_device_list_holds_a_gpu_without_a_process(node):
     assert node.all() == {CARD: (Holder("slurm:7", job_id="7", scheduler="slurm", processes=0),), NEXT: ()}
 
 
+def test_device_lists_beyond_the_bound_are_counted_once(node):
+    for job in range(257):
+        allow(node, job, "c 195:4")
+    node.on(CARD)
+    for _ in range(5):  # they are read every 15 s
+        node.all()
+    assert node.sampler.errors["too_many_slurm_jobs"] == 1
+
+
 def test_a_device_list_agrees_with_processes_and_job_files(node):
     allow(node, 7, "c 195:4", "c 195:5")
     node.job("slurm:alpha/7", job_id="7", scheduler="slurm", gpus=[CARD.uuid])
@@ -570,6 +598,8 @@ def test_the_union_of_many_holders_has_one_for_the_others(divided):
     assert [len(found[key]) for key in (CARD, FIRST, SECOND)] == [8, 8, 8]
     assert found[CARD][-1].job_key == "other"
     assert sum(holder.processes for holder in found[CARD]) == 18
+    counts = {record.key: record.holder_count for record in divided.sampler.sample(divided.now)}
+    assert counts == {CARD: 18, FIRST: 9, SECOND: 9}
 
 
 # Users.

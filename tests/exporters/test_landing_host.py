@@ -32,6 +32,15 @@ def test_the_holder_of_each_gpu_is_named_and_the_user_only_on_demand():
 def test_many_holders_are_cut_short_and_one_without_a_name_is_no_one():
     text = read(with_holders(*(Holder(f"slurm:{n}", share_ratio=0.2) for n in range(5)))).text
     assert "slurm:0 20 % slurm:1 20 % slurm:2 20 % and 2 more" in text
+    # Twelve of which eight are told: the one for all others is no job, though its share is the largest.
+    shown = with_holders(
+        *(Holder(f"slurm:{n}", share_ratio=1 / 12) for n in range(7)), Holder("other", share_ratio=5 / 12)
+    )
+    (view,) = shown.gpus
+    assert view.owners is not None
+    view = dataclasses.replace(view, owners=dataclasses.replace(view.owners, holder_count=12))
+    text = read(dataclasses.replace(shown, gpus=(view,))).text
+    assert "slurm:0 8 % slurm:1 8 % slurm:2 8 % and 9 more" in text
     assert "✓ ok not known who" in read(with_holders(Holder(""))).text
 
 

@@ -143,6 +143,24 @@ def test_the_smallest_of_many_holders_are_one():
     assert of("gpu_owner_info", view(key_of(0), *holders)) == {("0", "", "11", *NOBODY): 1}
 
 
+def test_the_number_of_holders_is_told_also_where_the_sampler_has_one_for_several():
+    """Twelve hold it: seven by name, and five by the one that stands for all others."""
+    holders = (*(Holder(f"slurm:{n}", share_ratio=1 / 12) for n in range(7)), Holder("other", share_ratio=5 / 12))
+    card, alone = key_of(0), key_of(1)
+    first, second = card._replace(gpu_i_id=1), card._replace(gpu_i_id=2)
+    owners = GpuOwners(monotonic_s=0.0, wall_s=0.0, key=alone, holders=holders, holder_count=12)
+    crowded = dataclasses.replace(view(first), owners=dataclasses.replace(owners, key=first))
+    views = (view(card, seen=False), crowded, view(second, JOB), GpuView(key=alone, state="ok", owners=owners))
+    assert list(of("gpu_owner_info", *views)) == [
+        ("0", "", "12", *NOBODY),
+        ("0", "1", "12", *NOBODY),
+        ("0", "2", "1", *OF_JOB),
+        ("1", "", "12", *NOBODY),
+    ]
+    # What was said of the card itself counts.
+    assert list(of("gpu_owner_info", view(card, POD), crowded)) == [("0", "", "1", *OF_POD), ("0", "1", "12", *NOBODY)]
+
+
 def test_shares_that_make_no_sense_are_put_right():
     owners = GpuOwners(monotonic_s=0.0, wall_s=0.0, key=key_of(0))
 
