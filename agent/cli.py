@@ -137,6 +137,7 @@ def _add_replay(commands: _Commands[argparse.ArgumentParser]) -> None:
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument("--speed", type=_positive, default=1.0, metavar="N", help="times real time (default: 1)")
     speed.add_argument("--fast", action="store_true", help="as fast as this machine can")
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="model bundle (default: the shipped one)")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line; implies --fast")
     parser.add_argument("--listen", metavar="HOST:PORT", help="serve /metrics and the landing page meanwhile")
 
@@ -232,10 +233,34 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = _add(
         commands,
         "train",
-        "train the model on simulated traces and write a bundle (needs warpwatch[train])",
-        "  warpwatch train bundle/\n",
+        "train the model on simulated and own labelled traces and write a bundle (needs warpwatch[train])",
+        "  warpwatch train bundle/                                simulated traces alone, as the shipped bundle\n"
+        "  warpwatch train bundle/ --traces recordings/           and own traces, marked by `warpwatch label`\n"
+        "  warpwatch train bundle/ --traces recordings/ --recalibrate\n"
+        "  warpwatch replay trace.jsonl.gz --fast --model bundle/\n"
+        "\n"
+        "Windows of one trace stay together: whole traces are fitted, calibrated or tested on. A folder inside FOLDER\n"
+        "is one source (a machine, a project), and so is a trace beside them. To recalibrate takes two traces each of\n"
+        "two of training, inference and other; it changes how sure the model has to be, and not what it looks at.\n"
+        "`[model] bundle` in the configuration has the agent use a bundle. Equal traces, options and versions of the\n"
+        "libraries give equal bundles.\n",
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to create for the bundle")
+    parser.add_argument(
+        "--traces", nargs="+", type=Path, default=[], metavar="FOLDER", help="folders with own labelled traces"
+    )
+    parser.add_argument(
+        "--recalibrate",
+        action="store_true",
+        help="keep the trees of a bundle, and fit only its temperature and threshold on the own traces",
+    )
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="bundle to recalibrate (default: the shipped one)")
+    parser.add_argument(
+        "--scenarios",
+        type=_natural,
+        metavar="N",
+        help="simulated scenarios to train on; 0 trains on own traces alone (default: 8000)",
+    )
     parser.add_argument(
         "--seed", type=_natural, default=1, metavar="N", help="equal seeds give equal models (default: 1)"
     )

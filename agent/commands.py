@@ -116,7 +116,7 @@ def replay(arguments: argparse.Namespace) -> int:
     from exporters.web import WebApp, WebServer, parse_listen
 
     _log_to_stderr("warning")
-    trace, pipeline = build_replay(load_config(arguments.config), arguments.trace, log.warning)
+    trace, pipeline = build_replay(load_config(arguments.config), arguments.trace, log.warning, bundle=arguments.model)
     server = WebServer(WebApp(lambda: snapshot), *parse_listen(arguments.listen)) if arguments.listen else None
     snapshot = None
     if server:
@@ -246,14 +246,33 @@ def label(arguments: argparse.Namespace) -> int:
 
 
 def train(arguments: argparse.Namespace) -> int:
-    """Train a model bundle on simulated traces."""
+    """Train a model bundle on simulated and own traces, or recalibrate one on own traces."""
+    from classifier import model
+    from classifier.own_traces import OwnTracesConfig, own_dataset
+    from classifier.recalibration import recalibrate
     from classifier.training import TrainingConfig
     from classifier.training import train as train_model
+    from classifier.training_data import DatasetConfig
 
     _log_to_stderr("info")
     if not arguments.out.absolute().parent.is_dir():
         raise UsageError(f"cannot create {arguments.out}: its folder does not exist")
-    report = train_model(TrainingConfig(seed=arguments.seed), arguments.out, log.info)
+    if not arguments.traces and (arguments.recalibrate or arguments.scenarios == 0):
+        raise UsageError("there is nothing to learn from: name folders of own labelled traces with --traces")
+    if arguments.recalibrate and arguments.scenarios is not None:
+        raise UsageError("--scenarios goes with training: --recalibrate keeps the trees of a bundle")
+    if arguments.model and not arguments.recalibrate:
+        raise UsageError("--model goes with --recalibrate: training starts from nothing")
+    own = None
+    if arguments.traces:
+        taken = OwnTracesConfig(masked=0) if arguments.recalibrate else OwnTracesConfig()
+        own = own_dataset(arguments.traces, arguments.seed, config=taken, warn=log.warning, progress=log.info)
+    if arguments.recalibrate and own is not None:
+        bundle = arguments.model or model.BUNDLED
+        print(recalibrate(own, arguments.out, bundle=bundle, progress=log.info).format())
+        return 0
+    data = DatasetConfig() if arguments.scenarios is None else DatasetConfig(scenarios=arguments.scenarios)
+    report = train_model(TrainingConfig(seed=arguments.seed, data=data), arguments.out, log.info, own=own)
     print(report.format())
     return 0
 
@@ -268,7 +287,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     _log_to_stderr("warning")
     config = load_config(arguments.config)
-    version = model.load(arguments.model or model.BUNDLED).version
+    version = model.load(arguments.model or config.model.bundle or model.BUNDLED).version
     with _progress("recordings", "files") as advance:
 
         def replayed(path: Path) -> Iterator[tuple[float, tuple[Decision, ...]]]:

@@ -28,11 +28,11 @@ def build_pipeline(
     demo_notice: str | None = None,
     periods_s: Mapping[type[Record], float] | None = None,
 ) -> Pipeline:
-    """Return the pipeline that `config` describes, with the shipped model or the one in `bundle`.
+    """Return the pipeline that `config` describes, with its model or the one in `bundle`.
 
     Raises UsageError where the bundle does not fit. The other arguments are those of Pipeline.
     """
-    loaded = model.load(bundle) if bundle else model.load()
+    loaded = model.load(bundle or config.model.bundle or model.BUNDLED)
     baselines = PowerBaselines(config.detectors.baseline)
     return Pipeline(
         labeller=Labeller(loaded, config.labels),
@@ -52,13 +52,17 @@ def build_replay(
 ) -> tuple[Trace, Pipeline]:
     """Open a trace or foreign log and return it with the pipeline that suits it; raises UsageError as both do."""
     trace = open_trace(path, warn)
-    pipeline = build_pipeline(
-        config,
-        bundle=bundle,
-        sample_interval_s=trace.header.interval_s,
-        facts_hold=trace.header.provenance == "imported",
-        replay=True,
-    )
+    try:
+        pipeline = build_pipeline(
+            config,
+            bundle=bundle,
+            sample_interval_s=trace.header.interval_s,
+            facts_hold=trace.header.provenance == "imported",
+            replay=True,
+        )
+    except BaseException:
+        trace.close()
+        raise
     return trace, pipeline
 
 

@@ -18,6 +18,7 @@ from agent.history import Array
 from agent.vocabulary import CLASSES
 from classifier.features import CORE_FEATURES, FEATURE_NAMES
 from classifier.model import ESTIMATOR, Domain, load
+from classifier.own_traces import OwnTraces, join
 from classifier.scores import score
 from classifier.training_bundle import (
     TrainingConfig,
@@ -41,8 +42,10 @@ _TEST_SHARE: Final = 0.2
 _LEAST_DEVIATION: Final = 0.05
 
 
-def train(config: TrainingConfig, out_dir: Path, progress: Progress = lambda _: None) -> TrainingReport:
-    """Simulate, fit, calibrate, test and write a bundle to `out_dir`.
+def train(
+    config: TrainingConfig, out_dir: Path, progress: Progress = lambda _: None, *, own: OwnTraces | None = None
+) -> TrainingReport:
+    """Simulate, fit, calibrate, test and write a bundle to `out_dir`; `own` traces join the simulated ones.
 
     Raises UsageError where another estimator is asked for or scikit-learn is missing, FaultError where `out_dir` cannot
     be written.
@@ -51,13 +54,18 @@ def train(config: TrainingConfig, out_dir: Path, progress: Progress = lambda _: 
     _import_sklearn()
     progress(f"simulating {config.data.scenarios} scenarios")
     data = simulate_dataset(config.data, config.seed, progress)
-    return train_on(config, data, out_dir, progress)
+    return train_on(config, data if own is None else join(data, own.data), out_dir, progress, own=own)
 
 
 def train_on(
-    config: TrainingConfig, data: Dataset, out_dir: Path, progress: Progress = lambda _: None
+    config: TrainingConfig,
+    data: Dataset,
+    out_dir: Path,
+    progress: Progress = lambda _: None,
+    *,
+    own: OwnTraces | None = None,
 ) -> TrainingReport:
-    """Fit, calibrate, test and write a bundle from `data`; see `train`."""
+    """Fit, calibrate, test and write a bundle from `data`, which holds those of `own`; see `train`."""
     _require_estimator(config.estimator)
     fitted, calibration, test = split(data, config.seed)
     progress(f"fitting on {fitted.size} windows, calibrating on {calibration.size}, testing on {test.size}")
@@ -80,7 +88,7 @@ def train_on(
         test=score(tested, data.labels[test], threshold),
         basic_test=score(tested[basic], data.labels[test][basic], threshold),
     )
-    metadata = metadata_of(config, data, report, domain, _strongest(classifiers, 8))
+    metadata = metadata_of(config, data, report, domain, _strongest(classifiers, 8), own=own)
     write_bundle(out_dir, metadata, {**trees.arrays(), **domain_arrays(domain)}, card_of(metadata, report))
     load(out_dir)  # what was written must be what the agent accepts
     return report
@@ -122,6 +130,8 @@ def fit(config: TrainingConfig, rows: Array, labels: NDArray[np.int64], *, seed:
     if missing:
         raise UsageError(f"the training data holds no window of {', '.join(missing)}; add scenarios of that class")
     counts = np.bincount(labels, minlength=len(CLASSES))
+    # A feature that no window has cannot be binned; as a constant it is never split on.
+    rows = np.where(np.isnan(rows).all(axis=0), 0.0, rows)
     classifier = ensemble.HistGradientBoostingClassifier(
         max_iter=config.max_iter,
         max_depth=config.max_depth,

@@ -17,6 +17,7 @@ from agent.errors import FaultError
 from agent.vocabulary import CLASSES
 from classifier.features import CORE_FEATURES, FEATURE_NAMES
 from classifier.model import ARRAYS_NAME, CARD_NAME, ESTIMATOR, JSON_NAME, SCHEMA, Domain, feature_schema
+from classifier.own_traces import OwnTraces
 from classifier.scores import Scores
 from classifier.training_data import Dataset, DatasetConfig
 
@@ -83,10 +84,21 @@ def write_bundle(directory: Path, metadata: dict[str, Any], arrays: dict[str, ND
 
 
 def metadata_of(
-    config: TrainingConfig, data: Dataset, report: TrainingReport, domain: Domain, deciding: Sequence[str]
+    config: TrainingConfig,
+    data: Dataset,
+    report: TrainingReport,
+    domain: Domain,
+    deciding: Sequence[str],
+    *,
+    own: OwnTraces | None = None,
 ) -> dict[str, Any]:
     """Return what model.json says; `write_bundle` adds the digest of the arrays."""
     import sklearn
+
+    simulated = config.data.scenarios > 0
+    trained_on = "simulated data only"
+    if own is not None:
+        trained_on = f"simulated data and {own.describe()}" if simulated else own.describe()
 
     return {
         "schema": SCHEMA,
@@ -98,7 +110,7 @@ def metadata_of(
         "threshold": report.threshold,
         "domain_threshold": domain.threshold,
         "deciding_features": list(deciding),
-        "trained_on": "simulated data only",
+        "trained_on": trained_on,
         "training": {
             "seed": config.seed,
             "windows": report.windows,
@@ -110,6 +122,7 @@ def metadata_of(
             "max_depth": config.max_depth,
             "max_leaf_nodes": config.max_leaf_nodes,
             "learning_rate": config.learning_rate,
+            **({} if own is None else {"own_traces": own.as_dict()}),
         },
         "held_out_simulated": {"all": report.test.as_dict(), "nvidia_smi_columns": report.basic_test.as_dict()},
         "libraries": {"scikit-learn": sklearn.__version__, "numpy": np.__version__},
@@ -125,16 +138,24 @@ def card_of(metadata: dict[str, Any], report: TrainingReport) -> str:
     """Return the model card in Markdown."""
     training, core = metadata["training"], len(CORE_FEATURES)
     kinds = "\n".join(f"- {kind}: {count} windows" for kind, count in training["kinds"].items())
+    origin = (
+        "**Trained on simulated data only.** No recording of a real machine went into it. docs/accuracy.md says how it "
+        "does on\npublic recordings; figures below are from simulated scenarios and say nothing about real ones."
+    )
+    if "own_traces" in training:
+        origin = (
+            f"**Trained on {metadata['trained_on']}.** Figures below are from simulated scenarios and own traces held "
+            "out together,\nwhole ones each; they are no promise for other machines."
+        )
     return f"""# Model card: warpwatch workload model {metadata["version"]}
 
-**Trained on simulated data only.** No recording of a real machine went into it. docs/accuracy.md says how it does on
-public recordings; figures below are from simulated scenarios and say nothing about real ones.
+{origin}
 
 ## What it is
 
 The mean of {training["members"]} fits of scikit-learn's {ESTIMATOR} ({metadata["libraries"]["scikit-learn"]};
 {training["max_iter"]} rounds, depth at most {training["max_depth"]}, {training["max_leaf_nodes"]} leaves), exported as
-arrays. {len(FEATURE_NAMES)} features over 15, 60 and 300 s; temperature {report.temperature:.3g}; abstention below
+arrays. {len(FEATURE_NAMES)} features over 15 to 900 s; temperature {report.temperature:.3g}; abstention below
 {report.threshold:.3g}; a diagonal Mahalanobis distance over {core} core features refuses what is out of its domain.
 
 ## Data
