@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from agent.mig_layout import MigLayout, card_of
-from agent.records import PERIODS_S, GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, Tick
+from agent.records import PERIODS_S, GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, GpuState, Tick
 
 #: A list of processes older than so many of its periods is not known any more.
 _HOLD_PERIODS: Final = 3.0
@@ -29,6 +29,7 @@ class RosterGpu:
     #: As the driver listed them last; None where it could not, or not of late.
     processes: tuple[GpuProcess, ...] | None = None
     processes_s: float | None = None  # monotonic time of that list
+    has_failed: bool = False  # the card is lost, hangs or needs a reset: the driver may list none of its processes
 
 
 class GpuRoster:
@@ -39,6 +40,7 @@ class GpuRoster:
         self._hold_s = _HOLD_PERIODS * processes_period_s
         self._layout = MigLayout(PERIODS_S[GpuSample])
         self._gpus: dict[GpuKey, RosterGpu] = {}
+        self._failed: set[GpuKey] = set()
         self._picture: tuple[RosterGpu, ...] = ()
         self._lock = threading.Lock()
 
@@ -57,6 +59,7 @@ class GpuRoster:
         for key in gone:
             self._gpus.pop(key, None)
         is_changed = bool(gone)
+        is_changed |= self._observe_states(tick)
         for record in tick.records:
             if isinstance(record, GpuInfo):
                 changed = replace(self._gpu(record.key), pci_bus_id=record.pci_bus_id, device=record.device)
@@ -70,6 +73,14 @@ class GpuRoster:
             is_changed = True
         if is_changed:
             self._swap(tick.monotonic_s)
+
+    def _observe_states(self, tick: Tick) -> bool:
+        """Take the states of the cards and return whether one fails now that did not, or the other way round."""
+        before = set(self._failed)
+        for record in tick.records:
+            if isinstance(record, GpuState):
+                (self._failed.discard if record.state == "ok" else self._failed.add)(record.key)
+        return before != self._failed
 
     def _gpu(self, key: GpuKey) -> RosterGpu:
         return self._gpus.get(key) or RosterGpu(key=key)
@@ -86,6 +97,7 @@ class GpuRoster:
                     device=card.device if card else None,
                     is_divided=self._layout.is_divided(key),
                     processes=None if is_old else gpu.processes,
+                    has_failed=card_of(key) in self._failed,
                 )
             )
         self._picture = tuple(found)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.owners.cgroups import NOBODY, CgroupOwner, parse_cgroup
+from agent.samplers.process_files import parse_stat
 
 _CGROUP_BYTES: Final = 16_384
 _STATUS_BYTES: Final = 4096
@@ -42,6 +43,7 @@ class ProcessOwner(NamedTuple):
     pid: int
     owner: CgroupOwner | None = None  # None: hidden from the agent
     uid: int | None = None
+    start_ticks: int | None = None  # since boot: with the number it names one process for ever
     #: The multi-process service that other processes share a GPU through.
     is_mps_server: bool = False
 
@@ -110,6 +112,8 @@ class ProcessOwners:
             try:
                 if seen.file is not None:
                     return self._update(seen, os.pread(seen.file, _CGROUP_BYTES, 0))
+                if seen.process.start_ticks == self._start_ticks(pid):
+                    return self._update(seen, self._read(pid, "cgroup", _CGROUP_BYTES))
             except OSError:  # ESRCH: it ended, and its number may be another process's by now
                 pass
             self._forget(pid)
@@ -150,7 +154,8 @@ class ProcessOwners:
         process = seen.process
         if before is None:
             name, uid, _ = self._status(process.pid)
-            process = process._replace(uid=uid, is_mps_server=name == _MPS_SERVER)
+            start = self._start_ticks(process.pid)
+            process = process._replace(uid=uid, start_ticks=start, is_mps_server=name == _MPS_SERVER)
         if owner.scheduler == "slurm" and not owner.name.isdecimal():
             owner = self._numbered(process.pid, owner)
         seen.process = process._replace(owner=owner, uid=process.uid if owner.uid is None else owner.uid)
@@ -168,8 +173,7 @@ class ProcessOwners:
             name, uid, above = self._status(parent)
             if name == "slurmstepd" and uid == 0:
                 try:
-                    with (self._proc / str(parent) / "cmdline").open("rb", buffering=0) as file:
-                        step = _STEP.match(file.read(256) or b"")
+                    step = _STEP.match(self._read(parent, "cmdline", 256))
                 except OSError:
                     break
                 if step:
@@ -177,11 +181,22 @@ class ProcessOwners:
             parent = above
         return owner
 
+    def _start_ticks(self, pid: int) -> int | None:
+        """Return when a process started, None where that cannot be read."""
+        try:
+            stat = parse_stat(pid, self._read(pid, "stat", _STATUS_BYTES))
+        except OSError:
+            return None
+        return stat.start_ticks if stat else None
+
+    def _read(self, pid: int, name: str, most: int) -> bytes:
+        with (self._proc / str(pid) / name).open("rb", buffering=0) as file:
+            return file.read(most) or b""
+
     def _status(self, pid: int) -> tuple[str, int | None, int]:
         """Return name, real user and parent (0 where not known) of a process."""
         try:
-            with (self._proc / str(pid) / "status").open("rb", buffering=0) as file:
-                text = (file.read(_STATUS_BYTES) or b"").decode("utf-8", "replace")
+            text = self._read(pid, "status", _STATUS_BYTES).decode("utf-8", "replace")
         except OSError:
             return "", None, 0
         fields = dict(line.split(":\t", 1) for line in text.split("\n") if ":\t" in line)

@@ -16,7 +16,8 @@ from agent.gpu_roster import GpuRoster, RosterGpu
 from agent.owners.holders import MOST_HOLDERS, Declared, Holders, Place, PodOwner, bounded, union
 from agent.owners.job_file import JobFile, device_name
 from agent.owners.job_files import JobFiles, JobFilesConfig
-from agent.owners.processes import ProcessesConfig, ProcessOwner, ProcessOwners
+from agent.owners.last_known import LastKnown
+from agent.owners.processes import ProcessesConfig, ProcessOwners
 from agent.owners.slurm_devices import SlurmDevices
 from agent.owners.users import Users
 from agent.records import GpuKey, GpuOwners, Holder
@@ -59,6 +60,7 @@ class OwnersSampler:
         self._pods = pods
         self._declared = declared
         self._job_files = JobFiles(config.job_files)
+        self._last_known = LastKnown()
         self._processes = ProcessOwners(proc_root, config.processes)
         self._slurm_devices = SlurmDevices(sys_root)
         self._users = Users(passwd, ask_system=config.ask_system_for_users)
@@ -84,7 +86,9 @@ class OwnersSampler:
         files = self._job_files.read(now)
         pods = {} if self._pods is None else _by_name(self._pods() or {})
         slurm_jobs = self._slurm_devices.jobs(now)
-        processes = self._processes.look_up({process.pid for gpu in gpus for process in gpu.processes or ()})
+        self._last_known.keep({gpu.key for gpu in gpus})
+        listed = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        processes = self._processes.look_up(listed | self._last_known.pids)
         known = Holders(files, self._users.name, self._declared)
         claims: dict[str, list[JobFile]] = {}
         for file in files:
@@ -99,7 +103,7 @@ class OwnersSampler:
                 claims=[file for name in names for file in claims.get(name, ())],
                 pods=[pod for name in names for pod in pods.get(name, ())],
                 slurm_jobs=slurm_jobs.get(gpu.device or "", ()) if gpu.key.gpu_i_id is None else (),
-                processes=_present(gpu, processes),
+                processes=self._last_known.present(gpu, processes, now),
             )
             if place.is_known:
                 found[gpu.key] = known.of(place)
@@ -142,12 +146,6 @@ def _names(gpu: RosterGpu) -> list[str]:
     """Return the names by which a claim may mean this place: its own, and those of the whole card."""
     texts = (gpu.mig_uuid, gpu.key.uuid, gpu.pci_bus_id)
     return list(dict.fromkeys(name for text in texts if text and (name := device_name(text))))
-
-
-def _present(gpu: RosterGpu, processes: Mapping[int, ProcessOwner]) -> list[ProcessOwner] | None:
-    if gpu.processes is None:
-        return None
-    return [processes[process.pid] for process in gpu.processes if process.pid in processes]
 
 
 def _is_instance_of(key: GpuKey, card: GpuKey) -> bool:

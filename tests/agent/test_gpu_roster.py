@@ -1,7 +1,7 @@
 """The roster: which GPUs and instances there are, and who holds them, from the records of the NVML sampler."""
 
 from agent.gpu_roster import GpuRoster
-from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, Tick
+from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, GpuState, Tick
 
 CARD = GpuKey(0, "GPU-a")
 FIRST = GpuKey(0, "GPU-a", 3)
@@ -45,6 +45,18 @@ def test_an_old_list_is_not_known_any_more():
     assert roster.gpus[0].processes is not None
     roster.observe(tick(17, info()))
     assert roster.gpus[0].processes is None
+
+
+def test_a_card_that_fails_is_marked_with_its_instances_until_it_answers():
+    roster = GpuRoster()
+    mig = (GpuMigInfo, {"key": FIRST, "profile": "3g.40gb", "mig_uuid": "MIG-1"})
+    roster.observe(tick(1, info(), mig, slow(FIRST, 100), (GpuState, {"key": CARD, "state": "ok"})))
+    assert [gpu.has_failed for gpu in roster.gpus] == [False, False]
+    for at_s, state in enumerate(("hung", "lost", "reset_required"), 2):
+        roster.observe(tick(at_s, (GpuState, {"key": CARD, "state": state})))
+        assert [gpu.has_failed for gpu in roster.gpus] == [True, True]
+    roster.observe(tick(5, (GpuState, {"key": CARD, "state": "ok"})))
+    assert [gpu.has_failed for gpu in roster.gpus] == [False, False]
 
 
 def test_instances_have_the_address_of_their_card():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from agent.owners.holders import PodOwner
 from agent.owners.job_files import JobFilesConfig
 from agent.owners.processes import ProcessesConfig, ProcessOwners
 from agent.owners.users import Users, parse_passwd
-from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, Holder, Tick
+from agent.records import GpuInfo, GpuKey, GpuMigInfo, GpuProcess, GpuSample, GpuSlowSample, GpuState, Holder, Tick
 from agent.samplers.owners import OwnersConfig, OwnersSampler
 
 NOW = Instant(1000.0, 1_800_000_000.0)
@@ -71,10 +72,14 @@ class Node:
             )
         return self.made
 
-    def process(self, pid: int, path: str, uid: int = 20001, name: str = "python3", parent: int = 1) -> int:
+    def process(
+        self, pid: int, path: str, uid: int = 20001, name: str = "python3", parent: int = 1, start: int = 5000
+    ) -> int:
         folder = self.proc / str(pid)
         folder.mkdir(exist_ok=True)
         (folder / "cgroup").write_text(f"0::{path}\n")
+        # Field 22 is the start; proc_pid_stat(5).
+        (folder / "stat").write_text(f"{pid} ({name}) S {parent} " + "0 " * 17 + f"{start} " + "0 " * 30 + "0\n")
         (folder / "status").write_text(f"Name:\t{name}\nPPid:\t{parent}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         return pid
 
@@ -314,6 +319,100 @@ def test_programs_declare_where_they_agree(node):
     assert node.holders()[0].declared_class == "training"
     node.classes.update({101: "inference"})
     assert node.holders()[0].declared_class is None
+
+
+# A GPU that hangs or is lost.
+
+
+def fail(node: Node, state: str, *silent: GpuKey) -> None:
+    """Let a minute go by in which the first card is said to have failed, and nothing is listed of `silent`."""
+    for key in silent:
+        del node.lists[key]
+    for _ in range(12):
+        times = {"monotonic_s": node.now.monotonic_s, "wall_s": node.now.wall_s}
+        said = (GpuState(**times, key=CARD, state=state), GpuInfo(**times, key=CARD, pci_bus_id=ADDRESSES[CARD]))
+        node.roster.observe(Tick(**times, records=said))
+        node.all()
+
+
+@pytest.mark.parametrize("state", ["hung", "lost", "reset_required"])
+def test_a_gpu_that_failed_keeps_the_owner_whose_processes_live(node, state):
+    node.on(CARD, node.process(100, SLURM.format(7)), node.process(101, SLURM.format(7)))
+    node.on(NEXT)
+    assert node.counts() == {"slurm:7": 2}
+    node.on(CARD, is_seen=False)  # the ticks before the driver is said to hang
+    node.all()
+    fail(node, state, CARD)
+    assert node.counts() == {"slurm:7": 2}
+    (node.proc / "101" / "cgroup").unlink()
+    node.made._processes.close()  # an open file of /proc fails when its process ends; one of a folder does not
+    assert node.counts() == {"slurm:7": 1}
+
+
+def test_a_number_given_again_is_not_the_process_of_a_gpu_that_failed(node):
+    node.on(CARD, node.process(100, SLURM.format(7), start=5000))
+    node.on(NEXT)
+    node.all()
+    fail(node, "hung", CARD)
+    node.made._processes.close()
+    node.process(100, DOCKER, start=9000)
+    assert node.all() == {NEXT: ()}
+    node.process(100, SLURM.format(7), start=5000)  # it ended, and stays so
+    assert node.all() == {NEXT: ()}
+
+
+def test_nobody_knows_who_holds_a_gpu_that_failed_when_its_processes_ended(node):
+    node.on(CARD, node.process(100, SLURM.format(7)))
+    node.on(NEXT)
+    node.all()
+    shutil.rmtree(node.proc / "100")
+    node.made._processes.close()
+    fail(node, "lost", CARD)
+    assert node.all() == {NEXT: ()}
+
+
+def test_a_gpu_that_works_is_not_held_by_what_it_listed_long_ago(node):
+    """Its list could not be read for a minute: whether the process let go of it, nobody can say."""
+    node.on(CARD, node.process(100, SLURM.format(7)))
+    node.on(NEXT)
+    node.all()
+    fail(node, "ok", CARD)
+    assert node.all() == {NEXT: ()}
+    fail(node, "hung")  # by now that list is too old
+    assert node.all() == {NEXT: ()}
+
+
+def test_a_gpu_that_answers_again_is_held_by_what_it_lists(node):
+    node.on(CARD, node.process(100, SLURM.format(7)))
+    node.on(NEXT)
+    node.all()
+    fail(node, "hung", CARD)
+    fail(node, "ok")
+    node.on(CARD)
+    assert node.all() == {CARD: (), NEXT: ()}
+
+
+def test_instances_of_a_card_that_failed_keep_their_owners(divided):
+    divided.on(FIRST, divided.process(100, SLURM.format(7)))
+    divided.on(NEXT)
+    divided.all()
+    divided.migs.clear()
+    fail(divided, "hung", FIRST, SECOND, CARD)
+    found = divided.all()
+    assert [holder.job_key for holder in found[FIRST]] == ["slurm:7"]
+    assert [holder.job_key for holder in found[CARD]] == ["slurm:7"]
+
+
+def test_a_process_without_an_open_file_is_followed_by_its_start(tmp_path):
+    node = Node(tmp_path)
+    owners = ProcessOwners(node.proc, ProcessesConfig(open_files=0))
+    node.process(100, SLURM.format(7), start=5000)
+    first = owners.look_up({100})[100]
+    assert (first.start_ticks, first.owner.name) == (5000, "7")
+    (node.proc / "100" / "cgroup").write_text("0::/\n")  # it exits
+    assert owners.look_up({100})[100].owner.name == "7"
+    node.process(100, "/", start=9000)  # another one
+    assert owners.look_up({100})[100].owner.scheduler == "process"
 
 
 # Job files.
