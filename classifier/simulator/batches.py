@@ -11,6 +11,7 @@ from classifier.simulator.arrivals import CELL_S, load_shape
 from classifier.simulator.boards import Board
 from classifier.simulator.checkpoints import READ
 from classifier.simulator.inference import loading_stage
+from classifier.simulator.overlays import Extra, Overlaid
 from classifier.simulator.priors import GB, take
 from classifier.simulator.scenario import Draws
 from classifier.simulator.serving_styles import BATCH, DIFFUSION, IMAGES
@@ -36,6 +37,7 @@ def _job(
     span: Span,
     *,
     memory: float,
+    last_memory: float = 1.0,
     power_gain: float,
     signals: tuple[Signal, ...],
     host: list[HostLoad],
@@ -47,7 +49,7 @@ def _job(
         start_s=loaded_s,
         end_s=max(loaded_s, span.end_s),
         signals=signals,
-        memory_ratio=(memory, memory),
+        memory_ratio=(memory, min(0.97, memory * last_memory)),
         workload="inference",
     )
     return Job(
@@ -62,15 +64,25 @@ def _job(
 def batch_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
     """Return offline inference: the same batches one after another, from files to files."""
     loaded_s = span.begin_s + draws.log_uniform("load_s", 5, 60)
+    files = _files(draws, loaded_s, span.end_s)
+    batches = _batches(draws, board, len(gpus), max(span.start_s - 60, loaded_s), span.end_s)
+    # What goes through files is read and written by the processes themselves.
+    ways = {"disk_read": "process_read", "filesystem_read": "process_read", "disk_written": "process_written"}
+    extras = tuple(
+        Extra(load.start_s, load.end_s, {ways[load.channel]: load.bytes_per_second / len(gpus)})
+        for load in files
+        if load.channel in ways and load.end_s > span.start_s
+    )
     return _job(
         draws,
         board,
         gpus,
         span,
         memory=take(draws, BATCH, "memory"),
+        last_memory=max(1.0, take(draws, BATCH, "last_memory")),
         power_gain=take(draws, BATCH, "power_gain"),
-        signals=_batches(draws, board, len(gpus), max(span.start_s - 60, loaded_s), span.end_s),
-        host=_files(draws, loaded_s, span.end_s),
+        signals=tuple(Overlaid(signal, extras) for signal in batches),
+        host=files,
         loaded_s=loaded_s,
     )
 
@@ -183,7 +195,12 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
                 },
             )
         )
-    rate = len(gpus) * load / batch_s * items * take(draws, IMAGES, "bytes_per_item")
+    rate = len(gpus) * min(load, 1.0) / batch_s * items * take(draws, IMAGES, "bytes_per_item")
+    # Over the network, from files, or from another process of the same host, which no counter sees.
+    source = draws.choice("input_from", ("network_receive", "disk_read", "filesystem_read", "host"), (5, 1.5, 1.5, 2))
+    from_network = source == "network_receive"
+    results = min(0.05 * rate, 2e8) if from_network else draws.log_uniform("result_bytes_per_second", 1e2, 1e6)
+    logs = draws.log_uniform("log_bytes_per_second", 1e2, 3e5)
     traffic = partial(HostLoad, start_s=first_s, end_s=span.end_s)
     return _job(
         draws,
@@ -194,8 +211,9 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
         power_gain=take(draws, IMAGES, "power_gain"),
         signals=tuple(signals),
         host=[
-            traffic(channel="network_receive", bytes_per_second=min(rate, 2e9), roughness=0.4),
-            traffic(channel="network_transmit", bytes_per_second=min(0.05 * rate, 2e8), roughness=0.4),
+            *([] if source == "host" else [traffic(channel=source, bytes_per_second=min(rate, 2e9), roughness=0.4)]),
+            traffic(channel="network_transmit", bytes_per_second=results, roughness=0.4),
+            traffic(channel="disk_written", bytes_per_second=logs, roughness=1.2),
         ],
         loaded_s=loaded_s,
     )
@@ -226,6 +244,8 @@ def diffusion_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span)
         "tensor": take(draws, DIFFUSION, "tensor", sm),
         "dram": take(draws, DIFFUSION, "dram"),
         "cpu_cores": take(draws, DIFFUSION, "cores"),
+        "streamed": min(take(draws, DIFFUSION, "host_gb_s") * GB, 0.7 * board.pcie_bytes_per_second)
+        * draws.chance("weights_on_host", 0.3),
     }
     shown = Span(first_s, span.end_s, first_s)
     signals = tuple(_pictures(draws.rng, on, (load, picture_s, step_s), shown) for _ in gpus)
@@ -250,11 +270,12 @@ def _pictures(rng: np.random.Generator, on: dict[str, float], pace: tuple[float,
     load, picture_s, step_s = pace
     cells = max(2, int(np.ceil((span.end_s - span.start_s) / CELL_S)) + 1)
     seconds = np.arange(cells) * CELL_S
-    denoising, decoding = np.zeros(cells), np.zeros(cells)
+    denoising, decoding, swapping = np.zeros(cells), np.zeros(cells), np.zeros(cells)
     now = -picture_s * float(rng.random())
     while now < seconds[-1]:
         length = picture_s * float(np.clip(rng.lognormal(0, 0.15), 0.6, 1.8))
         gap = float(rng.exponential(picture_s * (1 - load) / load)) if load < 1 else 0.0
+        swapping[(seconds >= now) & (seconds < now + 0.15 * length)] = 1.0
         denoising[(seconds >= now) & (seconds < now + 0.93 * length)] = 1.0
         decoding[(seconds >= now + 0.93 * length) & (seconds < now + length)] = 1.0
         now += length + gap + float(rng.uniform(0.05, 0.4))  # the host saves the picture
@@ -270,8 +291,9 @@ def _pictures(rng: np.random.Generator, on: dict[str, float], pace: tuple[float,
             "sm": np.minimum(on["sm"] * (denoising * dip + 0.8 * decoding), 0.98),
             "tensor": np.minimum(on["tensor"] * (denoising * dip + 0.4 * decoding), 0.9),
             "dram": np.minimum(on["dram"] * (denoising + 1.5 * decoding), 0.93),
-            "pcie_receive": np.full(cells, 2e6),
-            "pcie_transmit": 1e6 + 4e7 * decoding,
+            # Swapped models come in for the denoiser and again for the decoder.
+            "pcie_receive": 2e6 + on["streamed"] * np.maximum(swapping, decoding),
+            "pcie_transmit": 1e6 + 4e7 * decoding + 0.7 * on["streamed"] * decoding,
             "cpu_cores": 0.05 + on["cpu_cores"] * (denoising + decoding),
         },
     )

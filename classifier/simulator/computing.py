@@ -13,6 +13,7 @@ import numpy as np
 
 from classifier.simulator.boards import Board
 from classifier.simulator.other import whole
+from classifier.simulator.overlays import Extra, Overlaid
 from classifier.simulator.priors import GB, Priors, even, log, take
 from classifier.simulator.scenario import Draws
 from classifier.simulator.signals import (
@@ -131,10 +132,17 @@ def code_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, styl
         own = {n: np.minimum(v * wobble, 0.99) if n in {"sm", "dram"} else v for n, v in levels.items()}
         signals.append(Cyclic(breaks, own, starts))
     memory = take(draws, priors, "memory")
+    host = _dumps(draws, priors, span)
+    dumps = tuple(
+        Extra(load.start_s, load.end_s, {"process_written": load.bytes_per_second / ranks})
+        for load in host
+        if load.channel.endswith("_written")
+    )
+    written = tuple(Overlaid(signal, dumps) for signal in signals)
     return Job(
         gpus=gpus,
-        stages=(whole(span, tuple(signals), memory, workload="other", note=style, present=True),),
-        host=_dumps(draws, priors, span),
+        stages=(whole(span, written, memory, workload="other", note=style, present=True),),
+        host=host,
         power_gain=take(draws, priors, "power_gain"),
         drift=draws.log_uniform("drift", 0.002, 0.03),
     )

@@ -85,7 +85,7 @@ FAMILIES: Final[dict[str, Family]] = {
         gpu_counts=_MANY,
         collective=True,
     ),
-    "small_model_training": _training(0.035, "small_ddp"),
+    "small_model_training": _training(0.035, "small_ddp", counts=(1, 2, 4, 8), collective=False),
     "sharded_training": _training(0.035, "fsdp"),
     "tensor_pipeline_training": _training(0.035, "pipeline", "tensor"),
     "expert_training": _training(0.025, "experts"),

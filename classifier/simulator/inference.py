@@ -170,12 +170,14 @@ def _served(
     working = filling + decoding
     pcie = take(draws, priors, "pcie_gb_s") * GB
     decode_pcie = draws.log_uniform("decode_pcie_share", 0.02, 1.0)
+    from_host = draws.chance("weights_on_host", 0.1 if priors is SERVING_STYLES["online"] else 0.0)
+    streamed = min(take(draws, priors, "host_gb_s") * GB, 0.7 * board.pcie_bytes_per_second) * from_host
     back = draws.log_uniform("pcie_asymmetry", 0.02, 0.6)
     skewed = take(draws, priors, "nvlink_skew")
     # Eight-bit integers on the tensor cores of a quantised model; FP8 counts as half precision.
     integers = draws.uniform("integer_share", 0.3, 0.95) * draws.chance("quantised", 0.12)
     halves = draws.uniform("fp16", 0.01, 0.15) * draws.chance("half_precision", 0.35)
-    cores = take(draws, priors, "cores")
+    cores = take(draws, priors, "cores") + take(draws, priors, "host_cores") * from_host
     # Workers poll their queue; some sleep.
     polls = 1.0 if draws.chance("workers_poll", 0.6) else 0.1
     channels: list[dict[str, Array]] = []
@@ -183,11 +185,12 @@ def _served(
         wobble = 1 + float(rng.normal(0, 0.015))
         spin = np.where(working < 0.02, 1.0, 0.0) if idle_spin and rank > 0 else np.zeros(cells)
         links = np.minimum(link * (filling + 0.6 * decoding * resident), 0.5 * board.nvlink_bytes_per_second)
-        sm = np.minimum((filling * prefill_sm + decoding * decode_sm) * wobble, 0.98)
+        busy = np.minimum(filling + decoding * min(1.0, resident * 1.1), 1.0)
+        sm = np.minimum((filling * prefill_sm + decoding * decode_sm) * wobble, 0.98 * busy)
         tensor = np.minimum((filling * prefill_tensor + decoding * decode_tensor) * wobble, 0.9)
         channels.append(
             {
-                "busy": np.minimum(filling + decoding * min(1.0, resident * 1.1) + spin, 1.0),
+                "busy": np.minimum(busy + spin, 1.0),
                 "sm": sm,
                 "spin": spin * waiting,
                 "tensor": tensor,
@@ -197,7 +200,7 @@ def _served(
                 "dram": np.minimum((filling * prefill_dram + decoding * decode_dram) * wobble, 0.92),
                 "nvlink_receive": links,
                 "nvlink_transmit": links * skewed,
-                "pcie_receive": pcie * (filling + decode_pcie * decoding * resident),
+                "pcie_receive": pcie * (filling + decode_pcie * decoding * resident) + streamed * working,
                 "pcie_transmit": pcie * back * working,
                 "cpu_cores": (cores if rank == 0 else 1.0) * (polls + (1 - polls) * np.minimum(working, 1.0)),
             }

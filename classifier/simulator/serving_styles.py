@@ -33,6 +33,8 @@ _ONLINE: Final[Priors] = {
     "quiet_share": even(-0.3, 0.4, "share of 20 s without requests; below 0 none; prior"),
     "fabric_gb_s": log(1e-6, 1e-5, "nothing"),
     "cores": log(0.8, 3, "engine loop and HTTP server; prior"),
+    "host_gb_s": log(1.5, 14, "weights that stay in the host's memory come in for every token; prior"),
+    "host_cores": log(3, 20, "layers that the host computes; prior"),
 }
 
 SERVING_STYLES: Final[dict[str, Priors]] = {
@@ -40,11 +42,12 @@ SERVING_STYLES: Final[dict[str, Priors]] = {
     # Layers split over GPUs: an all-reduce of kilobytes twice a layer and token.
     "tensor_parallel": {
         **_ONLINE,
-        "concurrency": log(1, 120, "prior"),
+        "concurrency": log(1, 250, "prior"),
+        "quiet_share": even(-0.6, 0.3, "prior"),
         "resident": log(0.3, 1.0, "CUDA graphs keep kernels resident; prior"),
         "decode_sm": even(0.25, 0.65, "spinning in small all-reduces adds; prior"),
         "nvlink_gb_s": log(2, 80, "2-40, as much as training in prefill-heavy loads; prior"),
-        "memory": even(0.4, 0.95, "preallocated cache"),
+        "memory": even(0.15, 0.95, "preallocated cache, as much as the operator says"),
     },
     "prefill_pool": {
         **_ONLINE,
@@ -105,25 +108,26 @@ BATCH: Final[Priors] = {
     "nvlink_gb_s": even(2, 60, "10-60 with tensor parallelism; prior"),
     "pcie_gb_s": log(0.02, 3, "prior"),
     "memory": even(0.1, 0.95, "prior"),
+    "last_memory": even(0.9, 1.1, "caches that grow with the longest input; prior"),
     "power_gain": even(0.65, 1.12, "0.45-0.95 of the limit; prior"),
     "cores": log(0.9, 6, "a driver and tokenizers; prior"),
 }
 
 IMAGES: Final[Priors] = {
-    "load": even(0.15, 0.97, "utilisation 0.2-0.95, by arrivals; prior"),
+    "load": even(0.15, 1.3, "utilisation 0.2-0.95, by arrivals; above 1 a backlog that never ends; prior"),
     "batch_s": log(0.004, 0.15, "one batch of images or texts; prior"),
     "batch_size": log(1, 64, "dynamic batching; prior"),
-    "sm": even(0.3, 0.85, "0.2-0.7 on average; prior"),
+    "sm": even(0.3, 0.92, "0.2-0.7 on average; prior"),
     "tensor": even(0.1, 0.65, "share of SM; 0.1-0.4 of all; prior"),
     "dram": even(0.25, 0.75, "0.2-0.6 on average; prior"),
     "pcie_gb_s": log(0.05, 8, "images in: 0.2-6 on average; prior"),
-    "memory": log(0.02, 0.35, "2-20 GB; prior"),
+    "memory": log(0.02, 0.85, "2-20 GB, more where a framework takes all in advance; prior"),
     "bytes_per_item": log(2e3, 1.5e6, "texts and images; prior"),
     "gusts": even(0.05, 1.1, "prior"),
     "day_depth": even(0.0, 0.82, "as serving"),
     "quiet_share": even(-0.5, 0.3, "prior"),
-    "power_gain": even(0.65, 1.12, "0.3-0.8 of the limit; prior"),
-    "cores": log(1, 12, "decoding images on the host; prior"),
+    "power_gain": even(0.7, 1.12, "0.3-0.8 of the limit; prior"),
+    "cores": log(0.5, 12, "decoding images on the host; prior"),
 }
 
 DIFFUSION: Final[Priors] = {
@@ -137,4 +141,5 @@ DIFFUSION: Final[Priors] = {
     "memory": even(0.08, 0.8, "prior"),
     "picture_bytes": log(3e5, 3e8, "pictures and clips; prior"),
     "cores": log(0.9, 2, "one process; prior"),
+    "host_gb_s": log(2, 14, "models that are swapped in for their part of a picture; prior"),
 }

@@ -27,6 +27,8 @@ FLAVOURS: Final[Mapping[str, float]] = {
 _SEPARABLE: Final = {"single", "lora", "starved", "tiny", "cnn"}
 #: Styles whose batches differ in size.
 _UNPACKED: Final = {"lora", "full_tuning", "reinforcement"}
+#: Styles that exchange little enough for PCIe.
+_OVER_PCIE: Final = {"ddp", "small_ddp", "single", "cnn", "starved", "tiny"}
 #: Data types and how often: without tensor cores in older or careless code.
 _PRECISIONS: Final = ("bf16", "fp16", "tf32", "fp32")
 _ONE_PROCESS: Final = 1.0  # cores of a main thread that launches kernels and waits for them
@@ -105,7 +107,7 @@ def draw_step(
     if flavour == "pipeline":
         _add_peers(draws, priors, cycles, board)
     memory = take(draws, priors, "memory")
-    grows = flavour in _UNPACKED
+    grows = draws.chance("memory_grows", 0.6 * (flavour in _UNPACKED))
     starved = flavour in {"single", "starved", "tiny"}
     return Step(
         flavour=flavour,
@@ -136,7 +138,9 @@ def _means(draws: Draws, board: Board, priors: Priors, flavour: str, *, apart: b
     plain = 0.2 if flavour in {"cnn", "single", "starved", "tiny"} else 0.03
     precision = draws.choice("precision", _PRECISIONS, (0.6, 0.25, 0.15 - plain / 2, plain))
     nvlink = min(take(draws, priors, "nvlink_gb_s") * GB, 0.4 * board.nvlink_bytes_per_second) * (not apart)
-    # Without NVLink the all-reduce goes over PCIe.
+    # Without NVLink, or with peer access switched off, the all-reduce goes over PCIe.
+    bypassed = draws.chance("reduces_over_pcie", 0.15 * (flavour in _OVER_PCIE))
+    nvlink *= not bypassed
     reduced = min(draws.uniform("all_reduce_gb_s", 0.3, 6) * GB, 0.3 * board.pcie_bytes_per_second)
     offload = take(draws, priors, "offload_gb_s") * GB if flavour == "offload" else 0.0
     pcie = take(draws, priors, "pcie_gb_s") * GB
@@ -150,7 +154,7 @@ def _means(draws: Draws, board: Board, priors: Priors, flavour: str, *, apart: b
         asymmetry=draws.uniform("nvlink_asymmetry", 0.96, 1.04),
         pcie=pcie,
         pcie_back=pcie * draws.uniform("pcie_asymmetry", 0.02, 0.5),
-        over_pcie=reduced if board.nvlink_bytes_per_second == 0 and not apart else 0.0,
+        over_pcie=reduced if (board.nvlink_bytes_per_second == 0 or bypassed) and not apart else 0.0,
         offload=min(offload, 0.8 * board.pcie_bytes_per_second),
         cores=take(draws, priors, "cores"),
     )

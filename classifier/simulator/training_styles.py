@@ -50,7 +50,7 @@ STYLES: Final[dict[str, Priors]] = {
         "nvlink_gb_s": log(3, 50, "H100 T2 8.9 (p5-p95 7.5-10.2)"),
         "busy": even(0.55, 0.98, "H100 T2 0.85 (0.77-0.91)"),
         "step_spread": log(0.01, 0.12, "launch-bound steps vary more; prior"),
-        "memory": even(0.04, 0.5, "H100 T2 0.147"),
+        "memory": log(0.04, 0.92, "H100 T2 0.147; large batches above [prior]"),
         "accumulation": log(1, 2, "prior"),
     },
     "fsdp": {
@@ -117,7 +117,7 @@ STYLES: Final[dict[str, Priors]] = {
         "accumulation": log(1, 1, "H100 T6"),
         "offload_gb_s": log(5, 16, "H100 T6: bursts of 12.2 in, 6.9 out"),
         "pcie_gb_s": log(0.02, 0.15, "beside the bursts; prior"),
-        "cores": log(6, 24, "Adam on the CPU; very high in the off phase [prior]"),
+        "cores": log(2, 24, "Adam on the CPU; very high in the off phase [prior]"),
     },
     "single": {
         **_COMMON,
@@ -183,7 +183,7 @@ STYLES: Final[dict[str, Priors]] = {
     "cnn": {
         **_COMMON,
         "step_s": log(0.08, 0.9, "prior"),
-        "sm": even(0.55, 0.92, "0.6-0.9; prior"),
+        "sm": even(0.42, 0.92, "0.6-0.9; prior"),
         "tensor": even(0.18, 0.6, "0.15-0.5 of all; prior"),
         "dram": even(0.38, 0.72, "0.4-0.7; prior"),
         "nvlink_gb_s": even(0, 10, "prior"),
@@ -191,6 +191,7 @@ STYLES: Final[dict[str, Priors]] = {
         "step_spread": log(0.02, 0.12, "prior"),
         "accumulation": log(1, 2, "prior"),
         "pcie_gb_s": log(0.15, 2.2, "images or video in; prior"),
+        "memory": log(0.03, 0.96, "small pictures to large batches; prior"),
         "fabric_gb_s": log(0.1, 3, "prior"),
         "cores": log(3, 24, "8-32 loader workers; prior"),
         "dataset_bytes_per_second": log(8e7, 3e9, "0.1-3 GB/s, steady; prior"),
@@ -205,6 +206,7 @@ STYLES: Final[dict[str, Priors]] = {
         "busy": even(0.2, 0.7, "0.2-0.7; prior"),
         "step_spread": log(0.1, 0.6, "prior"),
         "accumulation": log(1, 4, "prior"),
+        "memory": log(0.03, 0.96, "small pictures to large batches; prior"),
         "pcie_gb_s": log(0.02, 2, "prior"),
         "cores": log(1, 24, "workers at 100 %, or waiting for a disk"),
         "dataset_bytes_per_second": log(1e7, 2e9, "disk or CPU saturated; prior"),

@@ -58,7 +58,9 @@ def windows():
             continue
         for _ in range(RUNS):
             scenario = random_scenario(rng, kind, duration_s=(190.0, 190.0))
-            scenario = replace(scenario, board="H100", begin_s=3600.0, infiniband=True)
+            scenario = replace(
+                scenario, board="H100", begin_s=3600.0, infiniband=True, recorder="agent_capable", interval_s=1.0
+            )
             run = simulate_arrays(scenario, seed=int(rng.integers(2**31)))
             for end_s in (65.0, 130.0, 189.0):
                 gpu = run.gpus[int(rng.integers(len(run.gpus)))]
@@ -97,6 +99,40 @@ def test_no_single_threshold_separates_two_classes(windows, pair):
         scores[name] = _stump(values, positive, weights)
     best = max(scores, key=scores.get)
     assert scores[best] <= 0.9, (best, scores[best])
+
+
+#: Training and what looks like it: offline inference, tensor-parallel servers, bursts of pictures, pipelines that wait
+#: and servers, small models and vision services.
+LOOK_ALIKES = [
+    ("data_parallel_training", "offline_batch"),
+    ("adapter_tuning", "offline_batch"),
+    ("tensor_pipeline_training", "tensor_parallel_serving"),
+    ("offload_training", "llm_serving"),
+    ("small_model_training", "vision_inference"),
+    ("tiny_training", "vision_inference"),
+    ("starved_training", "vision_inference"),
+    ("vision_training", "vision_inference"),
+]
+#: What the board itself shows of the work, without links and host.
+CORE = ("utilization_ratio", "memory_utilization_ratio", "power_watts", "sm_active_ratio", "dram_active_ratio")
+
+
+@pytest.mark.parametrize("pair", LOOK_ALIKES)
+def test_look_alikes_overlap(pair):
+    """The best threshold on the median of a channel is wrong for one run in twelve at least, though fitted to them."""
+    rng = np.random.default_rng(4)
+    rows, positive = [], []
+    for kind in pair:
+        for _ in range(24):
+            scenario = random_scenario(rng, kind, duration_s=(70.0, 70.0))
+            scenario = replace(scenario, board="H100", begin_s=3600.0, recorder="agent_capable", interval_s=1.0)
+            run = simulate_arrays(scenario, seed=int(rng.integers(2**31)))
+            rows.append(_row(run, run.gpus[0], 69.0))
+            positive.append(kind == pair[0])
+    weights = np.full(len(rows), 1 / 24)
+    for name in CORE:
+        values = np.array([row[f"{name}.p50"] for row in rows])
+        assert _stump(values, np.array(positive), weights) <= 0.92, name
 
 
 def test_a_stump_that_separates_is_noticed():
