@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= :9836
 
-.PHONY: run test setup lint clean bench soak golden
+.PHONY: run test setup lint clean bench soak golden model-report
 
 run: $(VENV)/installed
 	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
@@ -28,6 +28,11 @@ golden: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.bench
+
+# make model-report TRACES=../shared/traces
+model-report: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[evaluate]'
+	$(BIN)/warpwatch evaluate --report docs $(TRACES)
 
 # make soak MINUTES=60
 soak: $(VENV)/installed

@@ -270,13 +270,25 @@ def _add_evaluate(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser = _add(
         commands,
         "evaluate",
-        "score the labels on labelled recordings, by source and label",
-        "  warpwatch evaluate traces/\n  warpwatch evaluate traces/ --json\n",
+        "score the labels on labelled recordings, or write the whole report about the model",
+        "  warpwatch evaluate traces/\n"
+        "  warpwatch evaluate traces/ --json\n"
+        "  warpwatch evaluate --report docs traces/   model.md, model.html, plots; needs warpwatch[train]\n",
     )
-    parser.add_argument("traces", type=Path, metavar="FOLDER", help="folder with INDEX.csv and the traces it names")
+    parser.add_argument(
+        "traces", type=Path, nargs="?", metavar="FOLDER", help="folder with INDEX.csv and the traces it names"
+    )
     _add_config(parser)
     parser.add_argument("--model", type=Path, metavar="FOLDER", help="model bundle (default: the shipped one)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="DIR",
+        help="train on simulated traces with whole families and sources held out, and write tables and plots to DIR",
+    )
+    parser.add_argument("--quick", action="store_true", help="with --report: a little of everything, to try it")
+    parser.add_argument("--seed", type=_natural, metavar="N", help="with --report: equal seeds give equal figures")
 
 
 def _add_check_config(commands: _Commands[argparse.ArgumentParser]) -> None:

@@ -19,6 +19,7 @@ from agent.errors import FaultError, UsageError
 from agent.pid_file import pid_file, running_agent, signal_agent
 
 if TYPE_CHECKING:
+    from agent.config import Config
     from classifier.results import Decision
 
 log = logging.getLogger("warpwatch")
@@ -278,7 +279,7 @@ def train(arguments: argparse.Namespace) -> int:
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
-    """Score the labels on labelled recordings."""
+    """Score the labels on labelled recordings, or write the report about the model."""
     import json
 
     from agent.composition import replayed_decisions
@@ -287,6 +288,12 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
     _log_to_stderr("warning")
     config = load_config(arguments.config)
+    if arguments.report is not None:
+        return _report(arguments, config)
+    if arguments.traces is None:
+        raise UsageError("evaluate needs a FOLDER with INDEX.csv, or --report DIR for the report about the model")
+    if arguments.quick or arguments.seed is not None:
+        raise UsageError("--quick and --seed go with --report DIR")
     version = model.load(arguments.model or config.model.bundle or model.BUNDLED).version
     with _progress("recordings", "files") as advance:
 
@@ -296,6 +303,29 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
         report = score(arguments.traces, replayed, model=version, warn=log.warning)
     sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n" if arguments.json else report.format())
+    return 0
+
+
+def _report(arguments: argparse.Namespace, config: Config) -> int:
+    from datetime import UTC, datetime
+
+    from agent.model_report import report
+
+    if arguments.json:
+        raise UsageError("--json prints the scores of a FOLDER; it does not go with --report")
+    today = datetime.fromtimestamp(SystemClock().now().wall_s, UTC).date().isoformat()
+    written = report(
+        config,
+        arguments.report,
+        traces=arguments.traces,
+        bundle=arguments.model or config.model.bundle,
+        quick=arguments.quick,
+        seed=arguments.seed,
+        date=today,
+        progress=lambda total: _progress("measuring", "steps", total),
+        warn=log.warning,
+    )
+    print("\n".join(map(str, written)))
     return 0
 
 

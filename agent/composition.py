@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent.config import Config
 from agent.importers import Trace, open_trace
 from agent.pipeline import Pipeline
-from agent.records import Record
+from agent.records import Record, Tick
 from agent.replay import replay
 from classifier import model
 from classifier.detectors.baseline import PowerBaselines
@@ -64,6 +64,12 @@ def build_replay(
         trace.close()
         raise
     return trace, pipeline
+
+
+def opened_ticks(path: Path, warn: Callable[[str], None]) -> tuple[float, Iterable[Tick]]:
+    """Open a trace or foreign log and return its usual interval in seconds and its ticks."""
+    trace = open_trace(path, warn)
+    return trace.header.interval_s, trace
 
 
 def replayed_decisions(

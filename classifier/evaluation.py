@@ -48,18 +48,22 @@ def evaluate(
     replayed: Replayed,
     *,
     model: str | None,
+    per_source: int | None = None,
     warn: Warn = lambda _: None,
     progress: Warn = lambda _: None,
 ) -> EvaluationReport:
     """Replay every recording of `traces_dir` and return the scores per source and label.
 
-    `model` is the version that the report names. Raises UsageError where INDEX.csv is missing or has other columns; a
+    `model` is the version that the report names; at most `per_source` recordings of each source and label are replayed,
+    all of them by default. Raises UsageError where INDEX.csv is missing or has other columns; a
     recording that cannot be read is reported through `warn` and left out.
     """
     tallies: dict[tuple[str, str], _Tally] = {}
     for recording in read_index(traces_dir):
         tally = tallies.setdefault((recording.source, recording.label), _Tally(recording))
         progress(f"{recording.label} {recording.path.name}")
+        if per_source is not None and tally.recordings >= per_source:
+            continue
         try:
             for t, decisions in replayed(recording.path):
                 if recording.keeps(t):

@@ -18,6 +18,7 @@ COMPOSITION = {
     "agent/daemon.py",
     "agent/cli.py",
     "agent/commands.py",
+    "agent/model_report.py",
 }
 #: What a module under the folder may import of this project; the longest matching folder counts.
 ALLOWED = {
@@ -64,6 +65,8 @@ CONFINED = {
     ),
     "prometheus_client": ("exporters/",),
     "sklearn": ("classifier/training",),
+    "matplotlib": ("classifier/report/plots.py",),
+    "workloadtruth": ("classifier/report/baselines.py",),
     "time": ("agent/clock.py",),
     "subprocess": (),
     "pickle": (),
