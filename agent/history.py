@@ -31,6 +31,7 @@ from agent.records import (
     GpuSample,
     GpuSlowSample,
     GpuState,
+    InfinibandPort,
     InfinibandSample,
     NetworkSample,
     PressureSample,
@@ -150,6 +151,8 @@ _HOST_COUNTERS: Final[dict[type[Record], dict[str, str]]] = {
         "memory_some_seconds_total": "memory_pressure_ratio",
     },
 }
+#: How often counters that are gone are looked for.
+_PRUNE_S: Final = 60.0
 _HOST_FIELDS: Final = ("dirty_bytes", "writeback_bytes", "blocked_tasks")
 #: Counters of a process, whose rate is summed over the processes of a GPU.
 _PROCESS_COUNTERS: Final = {
@@ -280,23 +283,68 @@ class GpuHistory(_Channels):
 
 
 class HostHistory(_Channels):
-    """What was measured on the host: the channels of HOST_CHANNELS."""
+    """What was measured on the host: the channels of HOST_CHANNELS, and what is known to be there without numbers."""
+
+    def __init__(self, horizon_s: float) -> None:
+        super().__init__(horizon_s)
+        self._counted_s: dict[tuple[str, ...], float] = {}  # when a counter was last read
+        self._unreadable_s: dict[tuple[str, str], float] = {}  # by mountpoint and type
+        self._port_s: float | None = None
+        self._pruned_s: float | None = None
 
     def add(self, records: Iterable[Record]) -> None:
         """Take the host records of one tick; each channel gets the sum over the devices that gave a rate."""
         sums: dict[str, tuple[float, float]] = {}
+        now_s: float | None = None
         for record in records:
+            now_s = record.monotonic_s
             if isinstance(record, PressureSample):
                 for name in _HOST_FIELDS:
                     self.put(name, record.monotonic_s, getattr(record, name))
+            elif isinstance(record, FilesystemSample):
+                self._note(record)
+            elif isinstance(record, InfinibandSample | InfinibandPort):
+                self._port_s = record.monotonic_s
             for name, channel in _HOST_COUNTERS.get(type(record), {}).items():
                 time_s = record.monotonic_s
                 identity = (type(record).__name__, name, *_device_of(record))
-                rate = self.rate(identity, time_s, getattr(record, name))
+                total = getattr(record, name)
+                rate = self.rate(identity, time_s, total)
+                if total is not None:
+                    self._counted_s[identity] = time_s
                 if rate is not None:
                     sums[channel] = (time_s, sums.get(channel, (time_s, 0.0))[1] + rate)
         for channel, (time_s, total) in sums.items():
             self.put(channel, time_s, total)
+        if now_s is not None:
+            self._prune(now_s)
+
+    def unreadable_filesystems(self, now_s: float, max_age_s: float) -> frozenset[str]:
+        """Return the types of the file systems that were mounted of late and whose bytes could not be read."""
+        return frozenset(
+            fstype for (_, fstype), time_s in self._unreadable_s.items() if 0 <= now_s - time_s <= max_age_s
+        )
+
+    def has_ports(self, now_s: float) -> bool:
+        """Return whether the host has InfiniBand, RoCE or EFA ports, with bytes or without."""
+        return self._port_s is not None and now_s - self._port_s <= self._horizon_s
+
+    def _note(self, record: FilesystemSample) -> None:
+        identity = record.mountpoint, record.fstype
+        self._unreadable_s.pop(identity, None)
+        if record.written_bytes_total is None or record.read_bytes_total is None:
+            self._unreadable_s[identity] = record.monotonic_s
+
+    def _prune(self, now_s: float) -> None:
+        """Forget counters that were not read, and file systems that were not seen, for the horizon."""
+        if self._pruned_s is not None and now_s - self._pruned_s < min(_PRUNE_S, self._horizon_s):
+            return
+        self._pruned_s = now_s
+        oldest_s = now_s - self._horizon_s
+        for identity in [one for one, time_s in self._counted_s.items() if time_s < oldest_s]:
+            del self._counted_s[identity], self._counters[identity]
+        for mount in [one for one, time_s in self._unreadable_s.items() if time_s < oldest_s]:
+            del self._unreadable_s[mount]
 
 
 def _device_of(record: Record) -> tuple[str, ...]:
@@ -305,7 +353,7 @@ def _device_of(record: Record) -> tuple[str, ...]:
     if isinstance(record, NetworkSample | DiskSample):
         return (record.device,)
     if isinstance(record, FilesystemSample):
-        return (record.mountpoint,)
+        return record.mountpoint, record.fstype
     return ()
 
 

@@ -54,6 +54,44 @@ def test_file_systems_are_summed_and_one_that_cannot_be_read_adds_nothing():
     assert not history.host.has("filesystem_read_bytes_per_second")
 
 
+def test_a_file_system_without_bytes_is_known_until_it_has_them_or_is_gone():
+    history = History(horizon_s=100.0)
+    lustre = {"mountpoint": "/scratch", "fstype": "lustre"}
+    feed(history, 0.0, (FilesystemSample, lustre), (FilesystemSample, {"mountpoint": "/g", "fstype": "gpfs"}))
+    assert history.host.unreadable_filesystems(15.0, 15.0) == {"lustre", "gpfs"}
+    assert history.host.unreadable_filesystems(15.1, 15.0) == frozenset()
+    feed(history, 20.0, (FilesystemSample, lustre | {"read_bytes_total": 1, "written_bytes_total": 2}))
+    feed(history, 20.0, (FilesystemSample, {"mountpoint": "/g", "fstype": "gpfs"}))
+    assert history.host.unreadable_filesystems(20.0, 15.0) == {"gpfs"}
+    feed(history, 130.0, (PressureSample, {}))
+    assert history.host._unreadable_s == {}
+
+
+def test_counters_that_are_gone_are_forgotten():
+    """A host whose mounts all have names of their own, as pods give them, does not grow the agent."""
+    history = History(horizon_s=300.0)
+    for tick in range(1000):
+        fields = {"fstype": "nfs4", "read_bytes_total": tick, "written_bytes_total": tick}
+        feed(
+            history,
+            5.0 * tick,
+            (FilesystemSample, {"mountpoint": f"/pods/{tick}", **fields}),
+            (FilesystemSample, {"mountpoint": "/home", **fields}),
+        )
+        # Two counters each: /home, and the mounts of at most 300 s and the 60 s until the next look; 5 s apart.
+        assert len(history.host._counters) <= 2 + 2 * (72 + 1)
+    assert len(history.host._counters) >= 2 + 2 * 60
+    assert history.host._counters.keys() == history.host._counted_s.keys()
+    assert values(history.host.series("filesystem_read_bytes_per_second", 5000.0, 20.0)) == [0.2] * 3
+
+
+def test_another_type_at_a_mountpoint_is_another_counter():
+    history = History()
+    for t, fstype, total in ((0.0, "nfs4", 10), (5.0, "lustre", 5_000_000_000), (10.0, "lustre", 5_000_000_050)):
+        feed(history, t, (FilesystemSample, {"mountpoint": "/data", "fstype": fstype, "read_bytes_total": total}))
+    assert values(history.host.series("filesystem_read_bytes_per_second", 10.0, 20.0)) == [10.0]
+
+
 def test_pressure_is_the_share_of_time_and_pages_are_taken_as_they_are():
     history = History()
     feed(history, 0.0, (PressureSample, {"io_some_seconds_total": 10.0, "dirty_bytes": 4096}))
