@@ -22,7 +22,7 @@ class _Noun:
     of: str = ""
 
 
-#: By the name of the signal without `_rate`, `_1s`, `_5s`.
+#: By the name of the signal without `_rate` and its step, as in `_5s`.
 _NOUNS: Final[Mapping[str, _Noun]] = {
     "util": _Noun("utilisation"),
     "memutil": _Noun("memory utilisation"),
@@ -65,7 +65,7 @@ _NOUNS: Final[Mapping[str, _Noun]] = {
     "filesystem_read": _Noun("network file systems reading"),
     "filesystem_written": _Noun("network file systems writing"),
 }
-_SUFFIXES: Final = ("_rate", "_1s", "_5s")
+_SUFFIXES: Final = ("_rate", "_1s", "_5s", "_10s")
 #: Signals that belong together where one thing is told of each, by the beginning of their name.
 _FAMILIES: Final[Mapping[str, str]] = {
     "watts": "power",
@@ -75,6 +75,8 @@ _FAMILIES: Final[Mapping[str, str]] = {
     "imma": "tensor",
     "dfma": "tensor",
 }
+#: Statistics that are about steps, or about the other GPUs, whatever signal shows it.
+_CADENCES: Final = ("cadence", "band_", "peak_")
 _UNITS: Final[Mapping[str, str]] = {feature.name: feature.unit for feature in FEATURES}
 _SMALL: Final = 0.005
 #: Statistics that measure a distance and no level.
@@ -98,8 +100,10 @@ def say(name: str, value: float) -> str:
 def family(name: str) -> str:
     """Return what feature `name` is about, so that three reasons are about three things: a signal, or the cadence."""
     signal, statistic, _ = _parts(name)
-    if "cadence" in statistic:
+    if statistic.startswith(_CADENCES):
         return "cadence"
+    if statistic.startswith("sync_"):
+        return "sync"
     start = signal.partition("_")[0]
     return _FAMILIES.get(start, start)
 
@@ -230,6 +234,22 @@ def _direction(said: _Said) -> str:
     return f"{said.first.word} carries more {'out than in' if said.value > 0 else 'in than out'}, {said.value:+.2f}"
 
 
+def _correlation(said: _Said) -> str:
+    if said.value >= 0.3:
+        return f"{said.both} rise and fall together, {said.value:+.2f}"
+    if said.value > -0.3:
+        return f"{said.both} go their own ways, {said.value:+.2f}"
+    return f"{said.second.word} rests while {said.first.word} is high, {said.value:+.2f}"
+
+
+def _sync(who: str) -> Callable[[_Said], str]:
+    def words(said: _Said) -> str:
+        how = "moves as" if said.value >= 0.5 else "moves a little as" if said.value >= 0.2 else "does not move as"
+        return f"{said.first.word} {how} {who}, {said.value:+.2f}"
+
+    return words
+
+
 def _ratio(said: _Said) -> str:
     if said.first.of == said.second.of == " of the time" and said.second.word == "multiprocessors active":
         return f"{said.first.word} {_percent(said.value)} of SM time"
@@ -248,6 +268,21 @@ _STATISTICS: Final[Mapping[str, Callable[[_Said], str]]] = {
     "step_change": lambda said: f"{said.first.word} changes by {said.number}{said.first.of} from sample to sample",
     "idle_share": lambda said: f"{said.first.word} at most 2 % in {_percent(said.value)} of the samples",
     "saturated_share": lambda said: f"{said.first.word} 95 % or more in {_percent(said.value)} of the samples",
+    "busy_share": lambda said: f"{said.first.word} above 2 % in {_percent(said.value)} of the samples",
+    "burst_rate": lambda said: f"{said.first.word} in bursts, {said.value:.1f} in 5 min",
+    "burst_share": lambda said: f"{said.first.word} in bursts for {_percent(said.value)} of the time",
+    "burst_spacing": lambda said: f"{said.first.word} in bursts every {said.number}",
+    "band_share": lambda said: f"{_percent(said.value)} of the movement of {said.first.word} is steps of 0.3 to 5 s",
+    "band_depth": lambda said: f"steps of 0.3 to 5 s move {said.first.word} by {_percent(said.value)}",
+    "peak_share": lambda said: (
+        f"{'clockwork' if said.value >= 0.5 else 'uneven'} steps in {said.first.word}, "
+        f"{_percent(said.value)} in one period"
+    ),
+    "peak_period": lambda said: f"steps every {said.number} in {said.first.word}",
+    "correlation": _correlation,
+    "sync_max": _sync("the GPU most like it"),
+    "sync_median": _sync("the other GPUs"),
+    "sync_share": lambda said: f"{said.first.word} moves as {_percent(said.value)} of the other GPUs do",
     "silent_share": lambda said: f"{said.first.word} nothing in {_percent(said.value)} of the samples",
     "mean_ratio": _ratio,
     "symmetry": _symmetry,

@@ -242,7 +242,9 @@ def _workload(view: GpuView) -> Html:
         declared = tag("div", f"declared {decision.declared_class}", class_="soft small")
     if probability is None:
         reason = reason_text(decision.reason)
-        return join(decision.workload, tag("div", reason, class_="soft small") if reason else "", declared)
+        why = "; ".join(decision.explanation)
+        word = tag("span", decision.workload, title=why) if why else decision.workload
+        return join(word, tag("div", reason, class_="soft small") if reason else "", declared)
     shares = ", ".join(f"{word} {percent(share)}" for word, share in (decision.probabilities or {}).items())
     bar = tag(
         "svg",
@@ -255,7 +257,11 @@ def _workload(view: GpuView) -> Html:
     )
     return join(
         tag(
-            "span", f"{decision.workload} ", tag("span", percent(probability), class_="soft number"), bar, title=shares
+            "span",
+            f"{decision.workload} ",
+            tag("span", percent(probability), class_="soft number"),
+            bar,
+            title="; ".join((*decision.explanation, shares)),
         ),
         declared,
     )

@@ -134,9 +134,29 @@ def test_parts_that_are_not_known_are_written_as_they_are_called() -> None:
     assert say("plain", 0.25).startswith("plain")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("fast__peak_period__60", 0.42, "steps every 0.42 in power at 10 Hz (60 s)"),
+        ("watts__sync_median__300", 0.8, "power moves as the other GPUs, +0.80 (5 min)"),
+        (
+            "sm_nvlink_tx__correlation__300",
+            -0.5,
+            "NVLink sending rests while multiprocessors active is high, -0.50 (5 min)",
+        ),
+        ("filesystem_written__burst_rate__900", 1.5, "network file systems writing in bursts, 1.5 in 5 min (15 min)"),
+        ("util__busy_share__900", 0.04, "utilisation above 2 % in 4.0 % of the samples (15 min)"),
+    ],
+)
+def test_words_for_steps_bursts_and_the_other_gpus(name, value, words) -> None:
+    # The unit comes from the table: " s" and the like stand where the table has the feature.
+    assert say(name, value).replace("0.42 s", "0.42") == words
+
+
 def test_features_of_one_signal_are_one_family_and_cadences_another() -> None:
     assert {family(name) for name in ("power__p50__60", "watts__relative_swing__60")} == {"power"}
-    assert {family(name) for name in ("watts__cadence_lag__300", "util__cadence_height__300")} == {"cadence"}
+    steps = ("watts__cadence_lag__300", "util__cadence_height__300", "fast__peak_period__60")
+    assert {family(name) for name in steps} == {"cadence"}
     assert len({family(feature.name) for feature in FEATURES}) >= 12
 
 

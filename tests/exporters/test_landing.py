@@ -206,6 +206,19 @@ def hostile_snapshot() -> NodeSnapshot:
     )
 
 
+def test_what_decided_is_the_title_of_the_workload():
+    node = full_snapshot()
+    told = ("steps every 0.4 s in power (5 min)", "tensor cores active 58 % of SM time (60 s)")
+    views = list(node.gpus)
+    assert views[0].decision is not None
+    views[0] = dataclasses.replace(views[0], decision=dataclasses.replace(views[0].decision, explanation=told))
+    page = render_landing(dataclasses.replace(node, gpus=tuple(views))).decode()
+    assert f'title="{told[0]}; {told[1]}; training ' in page
+    unknown = dataclasses.replace(views[0].decision, workload="unknown", reason="out_of_domain", probabilities=None)
+    views[0] = dataclasses.replace(views[0], decision=dataclasses.replace(unknown, explanation=told[:1]))
+    assert f'title="{told[0]}">unknown<' in render_landing(dataclasses.replace(node, gpus=tuple(views))).decode()
+
+
 def test_nothing_from_outside_becomes_markup():
     plain, hostile = read(full_snapshot()), read(hostile_snapshot(), owner_user=True)
     assert hostile.tags <= plain.tags | {"strong"}
