@@ -5,13 +5,15 @@ and however often it is mounted in our mount namespace and in those of the jobs'
 read it has a record without them, so that the mount is known; that is always so for GPFS (its numbers come from
 mmpmon, a program for root), BeeGFS, WekaFS, CIFS, 9p and virtiofs, whose traffic shows on the network and InfiniBand.
 
+Totals only grow, per name and type, whatever is mounted there one after another: see `agent.samplers.fs_totals`.
+
 Only files of /proc and /sys are read. No statfs, stat or open below a mountpoint: a dead server blocks nothing here.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -21,22 +23,30 @@ from agent.samplers.fs_ceph import CephReader, cluster_of
 from agent.samplers.fs_fuse import FuseReader
 from agent.samplers.fs_lustre import LustreReader, fsname
 from agent.samplers.fs_nfs import NfsCounters, parse_mountstats
+from agent.samplers.fs_totals import GrowingTotals, Readings, Values
 from agent.samplers.gpu_direct_storage import GpuDirectStorageReader
 from agent.samplers.kernel_file import printable
-from agent.samplers.mounts import MAX_FILESYSTEMS, JobMounts, Mount, Namespace, OwnMounts, read_file, unescape
+from agent.samplers.mounts import (
+    MAX_FILESYSTEMS,
+    JobMounts,
+    Mount,
+    Namespace,
+    OwnMounts,
+    is_fuse,
+    read_file,
+    unescape,
+)
 from agent.samplers.tcp_sockets import TcpSocket, tcp_sockets
 
 _NFS: Final = frozenset({"nfs", "nfs4"})
 
 
-class _Bytes(NamedTuple):
-    """What one source says of a file system."""
+class _Source(NamedTuple):
+    """What one source says of a file system: bytes read and written, of NFS major timeouts as well, by instance."""
 
-    read_bytes: int
-    written_bytes: int
-    source: str
+    readings: Readings | None
+    name: str
     is_rdma: bool | None = None
-    major_timeouts: int | None = None
 
 
 class FilesystemsSampler:
@@ -69,13 +79,14 @@ class FilesystemsSampler:
         self._known: frozenset[str] = frozenset()
         self._refused: frozenset[str] = frozenset()
         self._denied: frozenset[frozenset[str]] = frozenset()
-        self._names: dict[str, str] = {}  # by device
+        self._names: dict[Hashable, str] = {}  # by identity
+        self._totals = GrowingTotals()
 
     @property
     def errors(self) -> Mapping[str, int]:
         """Count of failed readings.
 
-        `malformed` lines or blocks, `truncated` files, `too_many_filesystems` and `too_many_namespaces` left out,
+        `malformed` lines or blocks, `truncated` files, `too_many_filesystems` and `too_many_namespaces` left out, once,
         `no_permission` for each source or namespace that is closed to us, once, `no_sockets` where the kernel did not
         list the connections of FUSE daemons.
         """
@@ -84,8 +95,11 @@ class FilesystemsSampler:
     def probe(self) -> bool:
         """Return whether there is a file system of the network, or GPUDirect Storage."""
         now = Instant(0.0, 0.0)
-        own = self._own.read(now)
-        self.close()  # so that the first sample reads anew
+        mounts = OwnMounts(self._proc_root, Counter())  # errors are counted when a sample meets them
+        try:
+            own = mounts.read(now)
+        finally:
+            mounts.close()
         jobs = JobMounts(self._proc_root, Counter()).read(now, self._pids(), own)
         return bool(own.mounts or any(job.mounts for job in jobs) or self._gpu_direct.read(now))
 
@@ -94,10 +108,16 @@ class FilesystemsSampler:
         own = self._own.read(now)
         namespaces = (own, *self._jobs.read(now, self._pids(), own))
         found = self._filesystems(namespaces)
-        totals = self._nfs(found) | self._other(now, tuple(found))
+        sources = self._nfs(found) | self._other(now, tuple(found))
         shown = _shown(found)
         self._names = _names(shown, self._names)
-        records = [_record(now, mount, self._names[mount.device], totals.get(mount)) for mount in shown]
+        labels = {mount: (self._names[_identity(mount)], mount.fstype) for mount in shown}
+        totals = self._totals.update(
+            {label: sources[mount].readings if mount in sources else {} for mount, label in labels.items()}
+        )
+        records = [
+            _record(now, mount, label[0], totals.get(label), sources.get(mount)) for mount, label in labels.items()
+        ]
         return *records, *self._gpu_direct.read(now)
 
     def close(self) -> None:
@@ -108,42 +128,43 @@ class FilesystemsSampler:
     def _filesystems(self, namespaces: Sequence[Namespace]) -> dict[Mount, Namespace]:
         """Return each file system once, as the first namespace shows it, with that namespace.
 
-        Those that had a place keep it while they are mounted.
+        FUSE has what places the others leave, since any user may mount that. Of either, those that had a place keep it
+        while they are mounted.
         """
         found: dict[str, tuple[Mount, Namespace]] = {}
         for namespace in namespaces:
             for mount in namespace.mounts:
                 found.setdefault(mount.device, (mount, namespace))
-        chosen = dict.fromkeys(device for device in found if device in self._known)
-        for device in found:
-            if len(chosen) >= MAX_FILESYSTEMS:
-                break
-            chosen.setdefault(device)
-        refused = frozenset(found) - frozenset(chosen)
+        ranked = sorted(found, key=lambda device: (is_fuse(found[device][0].fstype), device not in self._known))
+        chosen = frozenset(ranked[:MAX_FILESYSTEMS])
+        refused = frozenset(found).union(*(namespace.left_out for namespace in namespaces)) - chosen
         new = len(refused - self._refused)
         if new:
             self._errors["too_many_filesystems"] += new
-        self._known, self._refused = frozenset(chosen), refused
+        self._known, self._refused = chosen, refused
         return {mount: namespace for device, (mount, namespace) in found.items() if device in chosen}
 
-    def _nfs(self, found: Mapping[Mount, Namespace]) -> dict[Mount, _Bytes]:
+    def _nfs(self, found: Mapping[Mount, Namespace]) -> dict[Mount, _Source]:
         """Read the mountstats of each namespace that shows an NFS file system that none before it shows."""
         wanted: dict[Namespace, dict[tuple[bytes, bytes], Mount]] = {}
         for mount, namespace in found.items():
             if mount.fstype in _NFS:
                 wanted.setdefault(namespace, {})[mount.source, mount.mountpoint] = mount
-        totals: dict[Mount, _Bytes] = {}
+        sources: dict[Mount, _Source] = {}
         denied: set[frozenset[str]] = set()
         for namespace, mounts in wanted.items():
-            for key, nfs in self._mountstats(namespace, mounts, denied).items():
-                totals[mounts[key]] = _Bytes(
-                    nfs.read_bytes, nfs.written_bytes, "mountstats", nfs.is_rdma, nfs.major_timeouts
-                )
+            counters = self._mountstats(namespace, mounts, denied)
+            for key, mount in mounts.items():
+                nfs = counters.get(key)
+                values = (nfs.read_bytes, nfs.written_bytes, nfs.major_timeouts) if nfs else None
+                # The number of a super block is given again, mostly to another export.
+                instance = mount.device, mount.source
+                sources[mount] = _Source({instance: values}, "mountstats", nfs.is_rdma if nfs else None)
         new = len(denied - self._denied)
         if new:  # counted when it begins: it lasts, and says the same every 5 s
             self._errors["no_permission"] += new
         self._denied = frozenset(denied)
-        return totals
+        return sources
 
     def _mountstats(
         self, namespace: Namespace, wanted: Mapping[tuple[bytes, bytes], Mount], denied: set[frozenset[str]]
@@ -162,71 +183,77 @@ class FilesystemsSampler:
             self._errors["truncated"] += 1
         return counters
 
-    def _other(self, now: Instant, mounts: tuple[Mount, ...]) -> dict[Mount, _Bytes]:
-        fuse = tuple(mount for mount in mounts if mount.fstype.startswith("fuse"))
-        totals = {mount: _Bytes(*total, "fuse_daemon") for mount, total in self._fuse.read(now, fuse).items()}
+    def _other(self, now: Instant, mounts: tuple[Mount, ...]) -> dict[Mount, _Source]:
+        fuse = tuple(mount for mount in mounts if is_fuse(mount.fstype))
+        sources = {mount: _Source(found, "fuse_daemon") for mount, found in self._fuse.read(now, fuse).items()}
         if any(mount.fstype == "lustre" for mount in mounts):
             lustre = self._lustre.read()
             for mount in mounts:
-                name = fsname(unescape(mount.source)) if mount.fstype == "lustre" else None
-                if name is not None and name in lustre:
-                    totals[mount] = _Bytes(*lustre[name], "llite")
+                if mount.fstype == "lustre":
+                    name = fsname(unescape(mount.source))
+                    sources[mount] = _Source(None if lustre is None else lustre.get(name or "", {}), "llite")
         if any(mount.fstype == "ceph" for mount in mounts):
             clusters = self._ceph.read()
             for mount in mounts:
-                total = _cluster_total(mount, clusters) if mount.fstype == "ceph" else None
-                if total is not None:
-                    totals[mount] = _Bytes(*total, "ceph_debugfs")
-        return totals
+                if mount.fstype == "ceph":
+                    clients = None if clusters is None else _clients_of(mount, clusters)
+                    sources[mount] = _Source(clients, "ceph_debugfs")
+        return sources
 
 
-def _cluster_total(mount: Mount, clusters: Mapping[str, tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the bytes of the cluster of a mount: the one that its source names, or the only one there is."""
+def _clients_of(mount: Mount, clusters: Mapping[str, Readings]) -> Readings:
+    """Return the clients of the cluster of a mount: the one that its source names, or the only one there is."""
     cluster = cluster_of(unescape(mount.source))
     if cluster is not None:
-        return clusters.get(cluster)
-    return next(iter(clusters.values())) if len(clusters) == 1 else None
+        return clusters.get(cluster, {})
+    return next(iter(clusters.values())) if len(clusters) == 1 else {}
+
+
+def _identity(mount: Mount) -> Hashable:
+    """Return what one record stands for: a super block, all mounts of a Lustre file system, those of a Ceph cluster."""
+    if mount.fstype == "lustre":
+        return "lustre", fsname(unescape(mount.source)) or mount.device
+    if mount.fstype == "ceph":
+        return "ceph", cluster_of(unescape(mount.source))
+    return mount.device
 
 
 def _shown(mounts: Collection[Mount]) -> tuple[Mount, ...]:
-    """Return the mounts without those whose bytes another one stands for: of a Lustre file system, a Ceph cluster."""
-    shown: dict[object, Mount] = {}
+    """Return the mounts without those whose bytes another one stands for."""
+    shown: dict[Hashable, Mount] = {}
     for mount in mounts:
-        identity: object = mount.device
-        if mount.fstype == "lustre":
-            identity = "lustre", fsname(unescape(mount.source)) or mount.device
-        elif mount.fstype == "ceph":
-            identity = "ceph", cluster_of(unescape(mount.source))
-        shown.setdefault(identity, mount)
+        shown.setdefault(_identity(mount), mount)
     return tuple(shown.values())
 
 
-def _names(mounts: Sequence[Mount], before: Mapping[str, str]) -> dict[str, str]:
-    """Return a name for each mount by device, all different: its mountpoint.
+def _names(mounts: Sequence[Mount], before: Mapping[Hashable, str]) -> dict[Hashable, str]:
+    """Return a name for each mount by its identity, all different: its mountpoint.
 
     Another one at the same mountpoint, of another pod or beneath, bears its device as well. A file system keeps its
-    name while it is mounted.
+    name while it is mounted, even where the mount that gave it is gone.
     """
-    names = {mount.device: before[mount.device] for mount in mounts if mount.device in before}
+    identities = {_identity(mount): mount for mount in mounts}
+    names = {identity: before[identity] for identity in identities if identity in before}
     taken = set(names.values())
-    for mount in mounts:
-        if mount.device not in names:
+    for identity, mount in identities.items():
+        if identity not in names:
             name = printable(unescape(mount.mountpoint))
             name = f"{name}#{mount.device}" if name in taken else name
-            names[mount.device] = name
+            names[identity] = name
             taken.add(name)
     return names
 
 
-def _record(now: Instant, mount: Mount, name: str, total: _Bytes | None) -> FilesystemSample:
+def _record(now: Instant, mount: Mount, name: str, total: Values | None, source: _Source | None) -> FilesystemSample:
+    read, written, timeouts = (*(total or ()), None, None, None)[:3]
     return FilesystemSample(
         monotonic_s=now.monotonic_s,
         wall_s=now.wall_s,
         mountpoint=name,
         fstype=mount.fstype,
-        read_bytes_total=total.read_bytes if total else None,
-        written_bytes_total=total.written_bytes if total else None,
-        source=total.source if total else None,
-        is_rdma=total.is_rdma if total else None,
-        major_timeouts_total=total.major_timeouts if total else None,
+        read_bytes_total=read,
+        written_bytes_total=written,
+        source=source.name if source and total else None,
+        is_rdma=source.is_rdma if source else None,
+        major_timeouts_total=timeouts,
     )

@@ -14,9 +14,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Final
 
+from agent.samplers.fs_totals import Readings, Values
 from agent.samplers.kernel_file import counter
 from agent.samplers.mounts import read_file
 
@@ -54,18 +56,20 @@ class CephReader:
         self._errors = errors
         self._is_denied = False
 
-    def read(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes read and written by cluster; one of whose clients cannot be read is left out."""
-        sums: dict[str, tuple[int, int]] = {}
-        failed: set[str] = set()
+    def read(self) -> dict[str, Readings] | None:
+        """Return the bytes read and written by cluster and client, None for a client that makes no sense.
+
+        None where the clients cannot be listed.
+        """
         try:
             names = sorted(os.listdir(self._folder))[:MAX_CLIENTS]  # noqa: PTH208 - names are all that is wanted
         except OSError as error:
             if isinstance(error, PermissionError) and not self._is_denied:
                 self._errors["no_permission"] += 1
             self._is_denied = isinstance(error, PermissionError)
-            return {}
+            return None
         self._is_denied = False
+        found: dict[str, dict[Hashable, Values | None]] = {}
         for name in names:
             match = _CLIENT.fullmatch(name)
             data = self._read(self._folder / name) if match else None
@@ -74,11 +78,8 @@ class CephReader:
             total = parse_ceph_metrics(data)
             if total is None:
                 self._errors["malformed"] += 1
-                failed.add(match[1])
-                continue
-            read, written = sums.get(match[1], (0, 0))
-            sums[match[1]] = read + total[0], written + total[1]
-        return {cluster: total for cluster, total in sums.items() if cluster not in failed}
+            found.setdefault(match[1], {})[name] = total
+        return {**found}
 
     @staticmethod
     def _read(client: Path) -> str | None:

@@ -3,7 +3,8 @@
 One directory for each mount, named <file system>-<hex digits>, in /proc/fs/lustre/llite up to Lustre 2.11 and in
 /sys/kernel/debug/lustre/llite since, which only root or CAP_DAC_READ_SEARCH can enter. Its `stats` holds lines such as
 `read_bytes 17 samples [bytes] 4096 1048576 8912896`: the count, the smallest, the largest, the sum, maybe the sum of
-squares. A counter that never counted has no line. Mounts of one file system are summed: nothing says which is which.
+squares. A counter that never counted has no line. Nothing says which directory is which mount: all those of one file
+system belong together.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Final
 
+from agent.samplers.fs_totals import Readings, Values
 from agent.samplers.kernel_file import counter
 from agent.samplers.mounts import read_file
 
@@ -52,25 +55,24 @@ class LustreReader:
     def __init__(self, proc_root: Path, sys_root: Path, errors: Counter[str]) -> None:
         self._folders = proc_root / "fs" / "lustre" / "llite", sys_root / "kernel" / "debug" / "lustre" / "llite"
         self._errors = errors
-        self._is_denied = False
+        self._is_closed = False
 
-    def read(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes read and written by file system; one of whose mounts cannot be read is left out."""
-        sums: dict[str, tuple[int, int]] = {}
-        failed: set[str] = set()
-        for name, path in self._instances().items():
+    def read(self) -> dict[str, Readings] | None:
+        """Return the bytes read and written by file system and directory; None where no directory can be listed.
+
+        A directory that is there and cannot be read has None.
+        """
+        was_closed, instances = self._is_closed, self._instances()
+        found: dict[str, dict[Hashable, Values | None]] = {}
+        for name, path in (instances or {}).items():
             match = _INSTANCE.fullmatch(name)
-            if match is None:
-                continue
-            total = self._read(path)
-            if total is None:
-                failed.add(match[1])
-                continue
-            read, written = sums.get(match[1], (0, 0))
-            sums[match[1]] = read + total[0], written + total[1]
-        return {name: total for name, total in sums.items() if name not in failed}
+            if match is not None:
+                found.setdefault(match[1], {})[name] = self._read(path)
+        if self._is_closed and not was_closed:  # counted when it begins: it lasts, and says the same every time
+            self._errors["no_permission"] += 1
+        return {**found} if instances is not None else None
 
-    def _instances(self) -> dict[str, Path]:
+    def _instances(self) -> dict[str, Path] | None:
         found: dict[str, Path] = {}
         denied = False
         for folder in self._folders:
@@ -83,14 +85,14 @@ class LustreReader:
                 continue
             for name in names:
                 found.setdefault(name, folder / name / "stats")
-        self._deny(denied=denied and not found)
-        return found
+        self._is_closed = denied and not found
+        return None if self._is_closed else found
 
     def _read(self, path: Path) -> tuple[int, int] | None:
         try:
             data, _ = read_file(path, _MAX_STATS_BYTES)
         except PermissionError:
-            self._deny(denied=True)
+            self._is_closed = True
             return None
         except OSError:
             return None
@@ -98,9 +100,3 @@ class LustreReader:
         if total is None:
             self._errors["malformed"] += 1
         return total
-
-    def _deny(self, *, denied: bool) -> None:
-        """Count a refusal when it begins: it lasts, and says the same every time."""
-        if denied and not self._is_denied:
-            self._errors["no_permission"] += 1
-        self._is_denied = denied

@@ -26,7 +26,7 @@ MAX_FILE_BYTES: Final = 8 << 20
 #: Processes whose namespace is looked up, and namespaces beside our own whose mounts are read.
 MAX_PROCESSES: Final = 256
 MAX_NAMESPACES: Final = 16
-#: File systems of one namespace that are kept.
+#: File systems of one namespace that are kept, of those that users mount themselves (FUSE) and of the others each.
 MAX_FILESYSTEMS: Final = 64
 #: Seconds after which mounts are read again although nothing said that they changed.
 _AGE_S: Final = 60.0
@@ -60,13 +60,23 @@ class Namespace(NamedTuple):
     process: str  # a process id, or self
     keys: frozenset[str]  # two that share one are the same namespace
     mounts: tuple[Mount, ...]
+    left_out: frozenset[str] = frozenset()  # devices beyond MAX_FILESYSTEMS
 
 
-def parse_mountinfo(data: bytes) -> tuple[tuple[Mount, ...], int, int]:
-    """Return the wanted file systems by their first mount, how many lines made no sense, and how many were too many."""
-    found: dict[str, Mount] = {}
+def is_fuse(fstype: str) -> bool:
+    """Return whether a file system is of FUSE, which any user may mount."""
+    return fstype.startswith("fuse")
+
+
+def parse_mountinfo(data: bytes) -> tuple[tuple[Mount, ...], int, frozenset[str]]:
+    """Return the wanted file systems by their first mount, how many lines made no sense, and devices beyond the limit.
+
+    FUSE comes last and has a limit of its own: a user's mounts take nothing from those of the cluster.
+    """
+    kernel: dict[str, Mount] = {}
+    fuse: dict[str, Mount] = {}
     malformed = 0
-    beyond: set[bytes] = set()
+    beyond: set[str] = set()
     for match in _WANTED.finditer(data):
         if _LOCAL_FUSE.fullmatch(match[1]):
             continue
@@ -74,12 +84,14 @@ def parse_mountinfo(data: bytes) -> tuple[tuple[Mount, ...], int, int]:
         fields = data[start : match.start()].split(b" ")
         if len(fields) < 6 or not _DEVICE.fullmatch(fields[2]) or not fields[4].startswith(b"/"):
             malformed += 1
-        elif len(found) >= MAX_FILESYSTEMS:
-            beyond.add(fields[2])
+            continue
+        mount = Mount(fields[2].decode("ascii"), fields[4], match[1].decode("ascii", "backslashreplace"), match[2])
+        found = fuse if is_fuse(mount.fstype) else kernel
+        if mount.device in found or len(found) < MAX_FILESYSTEMS:
+            found.setdefault(mount.device, mount)
         else:
-            device = fields[2].decode("ascii")
-            found.setdefault(device, Mount(device, fields[4], match[1].decode("ascii", "backslashreplace"), match[2]))
-    return tuple(found.values()), malformed, len(beyond - {device.encode() for device in found})
+            beyond.add(mount.device)
+    return (*kernel.values(), *fuse.values()), malformed, frozenset(beyond)
 
 
 def unescape(text: bytes) -> str:
@@ -138,8 +150,9 @@ class OwnMounts:
             reason = "absent" if isinstance(error, FileNotFoundError) else "unreadable"
             raise SourceUnavailableError(reason, f"{self._path} cannot be read: {error.strerror}") from error
         self._read_s = now.monotonic_s
-        mounts = count(parse_mountinfo(data), self._errors, is_cut=is_cut)
-        self._namespace = Namespace("self", _keys(self._link, data), mounts)
+        keys = _keys(self._link, data)
+        errors = self._errors if keys != self._namespace.keys else Counter[str]()  # the same says nothing new
+        self._namespace = _parse("self", keys, data, errors, is_cut=is_cut)
         return self._namespace
 
     def close(self) -> None:
@@ -201,16 +214,18 @@ class JobMounts:
         keys = _keys(directory / "ns" / "mnt", data)
         if not data or keys & seen:
             return None
-        return Namespace(process, keys, count(parse_mountinfo(data), self._errors, is_cut=is_cut))
+        is_known = any(keys == namespace.keys for namespace in self._namespaces)
+        return _parse(process, keys, data, Counter() if is_known else self._errors, is_cut=is_cut)
 
 
-def count(parsed: tuple[tuple[Mount, ...], int, int], errors: Counter[str], *, is_cut: bool) -> tuple[Mount, ...]:
-    """Count what was wrong with a mountinfo and return its mounts."""
-    mounts, malformed, beyond = parsed
-    for reason, number in (("malformed", malformed), ("too_many_filesystems", beyond), ("truncated", int(is_cut))):
-        if number:
-            errors[reason] += number
-    return mounts
+def _parse(process: str, keys: frozenset[str], data: bytes, errors: Counter[str], *, is_cut: bool) -> Namespace:
+    """Return what a mountinfo shows, and count what was wrong with it."""
+    mounts, malformed, beyond = parse_mountinfo(data)
+    if malformed:
+        errors["malformed"] += malformed
+    if is_cut:
+        errors["truncated"] += 1
+    return Namespace(process, keys, mounts, beyond)
 
 
 def _keys(link: Path, data: bytes) -> frozenset[str]:

@@ -181,13 +181,17 @@ class TestFuse:
         root = unpack_machine("cloud_efa_fuse", tmp_path / "node")
         hidden = tmp_path / "hidden"
         shutil.move(root / "proc" / "900", hidden)
-        sampler = sampler_of(root, sockets=lambda inodes: [TcpSocket(1, 3, 4)])
+        seen = [TcpSocket(1, 3, 4)]
+        sampler = sampler_of(root, sockets=lambda inodes: seen)
         assert sample(sampler)["/mnt/bucket"].read_bytes_total is None
         shutil.move(hidden, root / "proc" / "900")
         assert sample(sampler, NOW.later(55.0))["/mnt/bucket"].read_bytes_total is None
-        assert sample(sampler, NOW.later(60.0))["/mnt/bucket"].read_bytes_total == 3
+        # What it carried before it was seen is not counted.
+        assert sample(sampler, NOW.later(60.0))["/mnt/bucket"].read_bytes_total == 0
+        seen[:] = [TcpSocket(1, 8, 4)]
+        assert sample(sampler, NOW.later(65.0))["/mnt/bucket"].read_bytes_total == 5
         shutil.rmtree(root / "proc" / "900")
-        assert sample(sampler, NOW.later(65.0))["/mnt/bucket"].read_bytes_total is None
+        assert sample(sampler, NOW.later(70.0))["/mnt/bucket"].read_bytes_total is None
         sampler.close()
         assert dict(sampler.errors) == {}
 

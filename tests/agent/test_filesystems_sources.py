@@ -110,17 +110,18 @@ class TestLustre:
     def test_file_system_of_a_source(self, source, name):
         assert fsname(source) == name
 
-    def test_mounts_of_one_file_system_are_summed(self, tmp_path):
+    def test_mounts_of_one_file_system_belong_together(self, tmp_path):
         """Old clients have the files in /proc; a name may hold a hyphen."""
         for name, read in (("a-b-ffff8801", 10), ("a-b-ffff8802", 20), ("c-ffff8803", 40), ("odd", 80)):
             folder = tmp_path / "proc" / "fs" / "lustre" / "llite" / name
             folder.mkdir(parents=True)
             (folder / "stats").write_text(STATS.format(1, read, ""))
         errors = Counter()
-        assert LustreReader(tmp_path / "proc", tmp_path / "sys", errors).read() == {"a-b": (30, 10), "c": (40, 5)}
+        reader = LustreReader(tmp_path / "proc", tmp_path / "sys", errors)
+        c = {"c-ffff8803": (40, 5)}
+        assert reader.read() == {"a-b": {"a-b-ffff8801": (10, 5), "a-b-ffff8802": (20, 5)}, "c": c}
         (tmp_path / "proc" / "fs" / "lustre" / "llite" / "a-b-ffff8801" / "stats").write_text("x")
-        # Half of a sum would be a wrong number.
-        assert LustreReader(tmp_path / "proc", tmp_path / "sys", errors).read() == {"c": (40, 5)}
+        assert reader.read() == {"a-b": {"a-b-ffff8801": None, "a-b-ffff8802": (20, 5)}, "c": c}
         assert errors == {"malformed": 1}
 
 
@@ -165,14 +166,16 @@ class TestCeph:
         assert parse_ceph_metrics(text) == expected
 
     def test_clusters(self, tmp_path):
-        """Two clients of one cluster are summed; the client of a block device has no metrics."""
+        """Two clients of one cluster; the client of a block device has no metrics."""
         folder = tmp_path / "kernel" / "debug" / "ceph"
         (folder / f"{CLUSTER}.client12" / "metrics").mkdir(parents=True)
         (folder / f"{CLUSTER}.client12" / "metrics" / "size").write_text(CEPH_SIZE)
         (folder / f"{CLUSTER}.client13").mkdir()
         (folder / f"{CLUSTER}.client13" / "metrics").write_text(CEPH_ONE_FILE)
         (folder / f"{CLUSTER}.client14").mkdir()
-        assert CephReader(tmp_path, Counter()).read() == {CLUSTER: (600, 41_943_040)}
+        assert CephReader(tmp_path, Counter()).read() == {
+            CLUSTER: {f"{CLUSTER}.client12": (300, 20_971_520), f"{CLUSTER}.client13": (300, 20_971_520)}
+        }
 
     def test_cluster_of_a_source(self):
         assert cluster_of(f"admin@{CLUSTER}.cephfs=/data") == CLUSTER

@@ -55,7 +55,7 @@ def process(root, pid, mountinfo, namespace=None):
 )
 def test_lines_of_mountinfo(fields, type_and_source, mount):
     data = b"36 35 " + fields + b" - " + type_and_source + b"\n"
-    assert parse_mountinfo(data) == (() if mount is None else (mount,), 0, 0)
+    assert parse_mountinfo(data) == (() if mount is None else (mount,), 0, frozenset())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_lines_of_mountinfo(fields, type_and_source, mount):
 )
 def test_a_garbled_line_costs_itself_only(line):
     mounts, malformed, beyond = parse_mountinfo(line + HOME)
-    assert ([mount.mountpoint for mount in mounts], malformed, beyond) == ([b"/home"], 1, 0)
+    assert ([mount.mountpoint for mount in mounts], malformed, beyond) == ([b"/home"], 1, frozenset())
 
 
 def test_a_file_system_counts_once_by_its_super_block():
@@ -90,7 +90,14 @@ def test_escapes_and_bytes_that_are_no_text():
 def test_file_systems_of_one_namespace_are_bounded():
     lines = b"".join(b"%d 26 0:%d / /n%d rw - nfs4 nas:/%d rw\n" % (n, n, n, n) for n in range(1, MAX_FILESYSTEMS + 4))
     mounts, malformed, beyond = parse_mountinfo(lines + lines)
-    assert (len(mounts), malformed, beyond) == (MAX_FILESYSTEMS, 0, 3)
+    assert (len(mounts), malformed, beyond) == (MAX_FILESYSTEMS, 0, {"0:65", "0:66", "0:67"})
+
+
+def test_mounts_of_users_take_no_place_from_those_of_the_cluster():
+    fuse = b"".join(b"%d 26 0:%d / /m%d rw - fuse.sshfs u@h: rw\n" % (n, n, n) for n in range(1, MAX_FILESYSTEMS + 3))
+    mounts, _, beyond = parse_mountinfo(fuse + HOME.replace(b"0:53", b"0:900"))
+    assert [mount.fstype for mount in mounts] == ["nfs4"] + ["fuse.sshfs"] * MAX_FILESYSTEMS
+    assert beyond == {"0:65", "0:66"}
 
 
 def test_a_long_file_is_cut_at_a_line(tmp_path):
@@ -173,6 +180,20 @@ class TestJobs:
         for tick in range(3):
             assert len(jobs.read(NOW.later(60.0 * tick), pids, self.OWN)) == MAX_NAMESPACES
         assert errors == {"too_many_namespaces": 5}
+
+    def test_what_is_wrong_is_counted_when_it_comes(self, tmp_path):
+        """The same file, read again each minute, is no new error; another is."""
+        errors = Counter()
+        process(tmp_path, "self", HOME + HOME.replace(b"/home rw,", b"home rw,"), namespace=1)
+        process(tmp_path, 11, HOME.replace(b"/home rw,", b"home rw,"), namespace=2)
+        own, jobs = OwnMounts(tmp_path, errors), JobMounts(tmp_path, errors)
+        for tick in range(3):
+            jobs.read(NOW.later(60.0 * tick), [11], own.read(NOW.later(60.0 * tick)))
+        assert errors == {"malformed": 2}
+        (tmp_path / "self" / "mountinfo").write_bytes(HOME.replace(b"/home rw,", b"home rw,"))
+        own.read(NOW.later(180.0))
+        own.close()
+        assert errors == {"malformed": 3}
 
     def test_a_process_that_ended_holds_nothing(self, tmp_path):
         """No descriptor of another process's file stays open: it would keep its mounts from being unmounted."""
