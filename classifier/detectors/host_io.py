@@ -2,7 +2,14 @@
 
 A checkpoint shows in one of several places, depending on where it goes: block devices, network interfaces, file systems
 that pass both by (NFS over RDMA, Lustre), the InfiniBand ports below them, the I/O counters of the rank that writes, or
-at first in dirty pages only. Any of them is activity. CPU time is none: a rank that spins in a collective burns a core
+at first in dirty pages only. Any of them is activity.
+
+Silence means something only where all of these places can be looked at. Where a file system is mounted whose bytes
+cannot be read (Lustre or Ceph without the privilege, GPFS, BeeGFS, the NFS volume of a pod), its bytes show on the
+network interfaces, or, where the host has InfiniBand, RoCE or EFA ports, perhaps on those alone. They belong to the
+wait only while no other GPU of the host works: else the ports say nothing, and the host's I/O is not seen.
+
+CPU time is no activity: a rank that spins in a collective burns a core
 or more as well, and so does the one that hangs.
 """
 
@@ -26,6 +33,11 @@ _FILESYSTEM_WRITTEN: Final = "filesystem_written_bytes_per_second"
 _FILESYSTEM_READ: Final = "filesystem_read_bytes_per_second"
 #: The ports that carry collectives, and storage as well: InfiniBand, RoCE, EFA.
 _FABRIC: Final = ("infiniband_transmit_bytes_per_second", "infiniband_receive_bytes_per_second")
+#: File systems whose bytes cross the network interfaces by TCP, whatever ports the host has.
+_BY_TCP: Final = frozenset({"fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.mount-s3", "fuse.rclone", "fuse.goofys"})
+#: File systems whose bytes pass by everything that is counted: through the hypervisor's memory, or through interfaces
+#: that their client keeps for itself.
+_PAST_ALL: Final = frozenset({"virtiofs", "9p", "wekafs"})
 _PROCESS: Final = ("process_written_bytes_per_second", "process_read_bytes_per_second")
 #: Rates of the slow tick: each reading is a mean over the 5 s before it.
 _SLOW: Final = frozenset({_FILESYSTEM_WRITTEN, _FILESYSTEM_READ, *_PROCESS})
@@ -72,7 +84,10 @@ class HostIoConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostIo:
-    """What the host did since a wait began; rates are means over the last 10 s."""
+    """What the host did since a wait began; rates are means over the last 10 s.
+
+    `seen` is whether no activity means that there was none.
+    """
 
     seen: bool
     first_active_s: float | None
@@ -94,10 +109,9 @@ def observe_host_io(
 ) -> HostIo:
     """Return the I/O of the host, and of `gpus` over PCIe and by their processes, between `since_s` and `now_s`.
 
-    With `others_work`, other GPUs of the host work meanwhile: traffic on the fabric is taken for theirs.
+    With `others_work`, other GPUs of the host work meanwhile: traffic on the fabric may be theirs and says nothing.
     """
     host = history.host
-    seen = all(host.latest(channel, now_s, config.stale_seconds) is not None for channel in _REQUIRED)
     active: list[float] = []
     fabric = () if others_work else _FABRIC
     for channel in (*_REQUIRED, *_READS, _FILESYSTEM_WRITTEN, _FILESYSTEM_READ, *fabric):
@@ -111,7 +125,7 @@ def observe_host_io(
         for channel in _PROCESS:
             active += _active_times(config, gpu, channel, since_s, now_s)
     return HostIo(
-        seen=seen,
+        seen=_is_seen(config, host, now_s, others_work=others_work),
         first_active_s=min(active, default=None),
         last_active_s=max(active, default=None),
         written_bytes_per_second=_mean(host.series(_REQUIRED[0], now_s, 10.0)),
@@ -119,6 +133,21 @@ def observe_host_io(
         transmit_bytes_per_second=_mean(host.series(_REQUIRED[1], now_s, 10.0)),
         fabric_fell_silent=_fell_silent(config, history, since_s, now_s),
     )
+
+
+def _is_seen(config: HostIoConfig, host: HostHistory, now_s: float, *, others_work: bool) -> bool:
+    """Return whether I/O of the host would have been seen, wherever it went."""
+
+    def is_fresh(channel: str) -> bool:
+        return host.latest(channel, now_s, config.stale_seconds) is not None
+
+    if not all(map(is_fresh, _REQUIRED)):
+        return False
+    hidden = host.unreadable_filesystems(now_s, config.stale_seconds) - _BY_TCP
+    if hidden & _PAST_ALL:
+        return False
+    # Without ports all that is left are the network interfaces.
+    return not hidden or not host.has_ports(now_s) or (not others_work and is_fresh(_FABRIC[0]))
 
 
 def _active_times(

@@ -4,17 +4,19 @@ What arms is the GPU's own past: at least two minutes of work in the last fiftee
 signature of `wait_signature` starts a wait. Waits that began together are one group; a GPU that worked until then and
 reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall or a pause is decided by
 
-- host I/O, where at least disk writes and network transmit are measured: quiet makes it critical after
-  `confirm_seconds`, longer where earlier waits of this work ended by themselves without I/O, or where the odd one out
-  still does something; active I/O makes it a wait (a checkpoint);
-- the past alone, where host I/O is not seen: critical only past ten minutes and twice the longest wait that ended.
+- host I/O, where all of it is seen (`host_io`: at least disk writes and network transmit are measured, and no file
+  system is mounted whose bytes show nowhere): quiet makes it critical after `confirm_seconds`, longer where earlier
+  waits of this work ended by themselves without I/O, or where the odd one out still does something; active I/O makes it
+  a wait (a checkpoint);
+- the past alone, where it is not: critical only past ten minutes and twice the longest wait that ended. So it is on a
+  host with InfiniBand where Lustre is mounted, its bytes cannot be read and another job works.
 
 A label `inference` keeps it at info: idle tensor-parallel servers spin in the same kernel for hours. A GPU that waits
 after 30 s to two minutes of work is a collective_wait of severity info after a minute and never more, since the start
 of a job is full of waits that end (compilation, a first evaluation). One that waits with less work before it (after a
 restart of the agent) is left out, and so is one without a usable channel. Cannot see: a stall in which all GPUs read
-0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured (network storage below file
-systems that cannot be read, over a fabric that is not measured or that other working GPUs use as well).
+0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured and of which nothing is known:
+a file system of a mount namespace that the agent does not see, or over a fabric of which it sees no ports.
 """
 
 from __future__ import annotations
@@ -378,7 +380,7 @@ _REASONS = {
     "inference": "labelled inference, where idle servers spin",
     "alone": "no other GPU of this host waits with it",
     "others_work": "another GPU of the group still works",
-    "host_io_not_seen": "host I/O is not measured, so a checkpoint cannot be told from a stall",
+    "host_io_not_seen": "host I/O is not measured in full, so a checkpoint cannot be told from a stall",
     "host_io_active": "the host writes or sends, as in a checkpoint",
     "quiet": "the host neither writes nor sends",
     "quiet_after_io": "the host wrote or sent, and has stopped",

@@ -63,6 +63,8 @@ class Node:
     interval_s: float = 1.0
     judge_s: float = 5.0
     host: Callable[[float], tuple[float, float] | None] = lambda _: (1e6, 1e6)  # written, transmitted, B/s
+    #: File systems whose bytes cannot be read, by type.
+    unreadable: tuple[str, ...] = ()
     #: What else is measured by the second: filesystem_written, filesystem_read, infiniband (sent and received),
     #: process_written and process_read (of the process with the id after the dot) in B/s, and dirty_bytes.
     traffic: Mapping[str, Callable[[float], float]] = field(default_factory=dict)
@@ -136,6 +138,8 @@ class Node:
             yield from self._slow_host_records(at, counted)
 
     def _slow_host_records(self, at: Mapping[str, float], counted: Mapping[str, int]) -> Iterator[Record]:
+        for fstype in self.unreadable:
+            yield FilesystemSample(**at, mountpoint=f"/mnt/{fstype}", fstype=fstype)
         if "filesystem_written" in counted or "filesystem_read" in counted:
             yield FilesystemSample(
                 **at, mountpoint="/data", fstype="nfs4", source="mountstats", is_rdma=True,

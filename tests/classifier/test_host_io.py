@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agent.history import Series
+from agent.history import History, Series
+from agent.records import DiskSample, FilesystemSample, InfinibandSample, NetworkSample, Record, Tick
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.host_io import HostIoConfig, _trailing_means, observe_host_io
 from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
@@ -113,6 +114,79 @@ def test_fabric_traffic_of_another_job_that_works_hides_no_stall(others_since: f
 
     critical, _ = played(script, {"infiniband": lambda t: 20e9 if t <= 400 else 10e9}, until_s=500, gpus=8)
     assert (critical[0] if critical else None) == delay
+
+
+def beside_another_job(gpu: int, t: float, pids: int = 200) -> Shown:
+    """GPU 7 is another job with a rhythm of its own; the others are saved by rank 0."""
+    if gpu < 7:
+        return rank0(gpu, t)
+    return replace(WORKS, nvlink=0.0, watts=450 + 100 * ((t * 7) % 13 < 6), pids=(pids,))
+
+
+def over_infiniband(t: float) -> float:
+    """Return the all-reduce of the job that waits, what another job sends all the time, and the checkpoint."""
+    return (0.0 if 400 < t <= 482 else 8e9) + 4e9 + saves(1.2e9)(t)
+
+
+@pytest.mark.parametrize("fstype", ["lustre", "ceph", "gpfs", "beegfs", "nfs4", "fuse.dfuse"])
+def test_a_checkpoint_to_a_file_system_without_bytes_is_no_stall_while_another_job_works(fstype: str) -> None:
+    """The ports have its bytes, and those of the other job; no critical finding comes of what nobody can tell."""
+    critical, reasons = played(beside_another_job, {"infiniband": over_infiniband}, gpus=8, unreadable=(fstype,))
+    assert critical == []
+    assert "host_io_not_seen" in reasons
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "traffic"),
+    [
+        ((), {"infiniband": over_infiniband}),  # no such mount: what the ports carry is no storage
+        (("fuse.sshfs",), {"infiniband": over_infiniband}),  # the network interfaces have its bytes
+        (("lustre",), {}),  # no ports: the network interfaces have them as well
+    ],
+)
+def test_quiet_is_quiet_where_nothing_can_hide(unreadable: tuple[str, ...], traffic: dict[str, Rate]) -> None:
+    critical, _ = played(beside_another_job, traffic, gpus=8, unreadable=unreadable)
+    assert critical[0] == 440
+
+
+def test_a_stall_with_such_a_mount_is_found_where_the_ports_are_the_jobs_own() -> None:
+    """Nobody else works: they carry 20 GB/s until the wait begins and nothing afterwards."""
+    traffic = {"infiniband": lambda t: 20e9 if t <= 400 else 0.0}
+    assert played(stalls, traffic, until_s=470, unreadable=("lustre",))[0][0] == 440
+
+
+def test_a_stall_with_such_a_mount_beside_another_job_is_found_late() -> None:
+    """Past `blind_critical_seconds`, 600 s after the wait began at 401."""
+
+    def script(gpu: int, t: float) -> Shown:
+        return beside_another_job(gpu, t) if gpu == 7 else stalls(gpu, t)
+
+    critical, _ = played(script, {"infiniband": over_infiniband}, until_s=1020, gpus=8, unreadable=("lustre",))
+    assert critical[0] == 1005
+
+
+@pytest.mark.parametrize("fstype", ["virtiofs", "9p", "wekafs"])
+def test_what_passes_by_every_counter_is_not_seen_by_anybody(fstype: str) -> None:
+    critical, reasons = played(rank0, {}, unreadable=(fstype,))
+    assert critical == []
+    assert "host_io_not_seen" in reasons
+
+
+def test_ports_without_bytes_hide_what_such_a_mount_moves() -> None:
+    history = History()
+
+    def seen(at: float, *records: Record) -> bool:
+        usual = (
+            DiskSample(monotonic_s=at, wall_s=at, device="sda", read_bytes_total=0, written_bytes_total=0),
+            NetworkSample(monotonic_s=at, wall_s=at, device="eth0", receive_bytes_total=0, transmit_bytes_total=0),
+            FilesystemSample(monotonic_s=at, wall_s=at, mountpoint="/s", fstype="lustre"),
+        )
+        history.ingest(Tick(monotonic_s=at, wall_s=at, records=(*usual, *records)))
+        return observe_host_io(HostIoConfig(), history, [], at - 1.0, at).seen
+
+    assert not seen(0.0)  # no rates yet
+    assert seen(5.0)
+    assert not seen(10.0, InfinibandSample(monotonic_s=10.0, wall_s=10.0, device="mlx5_0", port=1))
 
 
 def test_the_evidence_says_what_file_systems_took() -> None:
