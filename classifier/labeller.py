@@ -43,7 +43,7 @@ from classifier.features import FEATURE_NAMES, compute
 from classifier.idle_rule import idle_features, looks_idle
 from classifier.model import Model
 from classifier.results import Decision
-from classifier.signals import LONGEST_WINDOW_S, Signals
+from classifier.signals import LONGEST_WINDOW_S, Signals, median
 from classifier.smoothing import AMBIGUOUS, UNKNOWN, Smoother, SmoothingConfig
 from classifier.words import say
 
@@ -70,6 +70,7 @@ _EVIDENCE_CHANNELS: Final = (
     "nvlink_receive_bytes_per_second",
     "nvlink_transmit_bytes_per_second",
 )
+_POSITIONS: Final = {name: position for position, name in enumerate(FEATURE_NAMES)}
 _TELLING_FEATURES: Final = ("util__p50__60", "util__p95__60", "power__p50__60", "memory__p50__60")
 
 
@@ -228,7 +229,7 @@ class Labeller:
             is_long = ticks.size >= config.minimum_samples and now_s - float(ticks[0]) >= config.minimum_s
             return TOO_FEW_CHANNELS if is_long else TOO_FEW_SAMPLES
         steps = np.diff(times)
-        period_s = max(config.shortest_period_s, float(np.median(steps)) if steps.size else 0.0)
+        period_s = max(config.shortest_period_s, median(steps) if steps.size else 0.0)
         if now_s - float(times[-1]) > config.gap_periods * period_s:
             state.since_s = now_s
             return GAP
@@ -352,17 +353,17 @@ def _measured_times(gpu: GpuHistory, now_s: float, seconds: float) -> Array:
     merged: Array = np.empty(0)
     for channel in _EVIDENCE_CHANNELS:
         times = gpu.series(channel, now_s, seconds).times
-        if times.size and not np.array_equal(times, merged):
+        if times.size and not (times.size == merged.size and (times == merged).all()):
             merged = np.union1d(merged, times) if merged.size else times
     return merged
 
 
 def _telling(evidence: _Evidence, model: Model) -> Mapping[str, float]:
     """Return the features to show, without NaN: what decided, the model's strongest, and a few everybody reads."""
-    values = dict(zip(FEATURE_NAMES, evidence.row, strict=True))
     decided = (FEATURE_NAMES[cause.position] for cause in evidence.state.explained.causes)
     names = dict.fromkeys((*decided, *model.deciding_features, *_TELLING_FEATURES))
-    return {name: float(values[name]) for name in names if not math.isnan(values[name])}
+    values = ((name, float(evidence.row[_POSITIONS[name]])) for name in names)
+    return {name: value for name, value in values if not math.isnan(value)}
 
 
 def _decision(

@@ -278,7 +278,7 @@ _STATISTICS: Final[Mapping[str, Callable[[_Said], str]]] = {
         f"{'clockwork' if said.value >= 0.5 else 'uneven'} steps in {said.first.word}, "
         f"{_percent(said.value)} in one period"
     ),
-    "peak_period": lambda said: f"steps every {said.number} in {said.first.word}",
+    "peak_period": lambda said: f"{said.first.word} swings every {said.number}",
     "correlation": _correlation,
     "sync_max": _sync("the GPU most like it"),
     "sync_median": _sync("the other GPUs"),

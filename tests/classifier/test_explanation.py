@@ -137,7 +137,7 @@ def test_parts_that_are_not_known_are_written_as_they_are_called() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("fast__peak_period__60", 0.42, "steps every 0.42 in power at 10 Hz (60 s)"),
+        ("fast__peak_period__60", 0.42, "power at 10 Hz swings every 0.42 (60 s)"),
         ("watts__sync_median__300", 0.8, "power moves as the other GPUs, +0.80 (5 min)"),
         (
             "sm_nvlink_tx__correlation__300",
