@@ -19,6 +19,7 @@ examples:
   warpwatch replay log.csv --json             label a log of nvidia-smi, one JSON object a line
   warpwatch record trace.jsonl.gz --duration 600
   warpwatch convert log.csv trace.jsonl.gz
+  warpwatch label trace.jsonl.gz --span 0:600=training
 
 exit status: 0 done, 1 a fault, 2 wrong use or unreadable input
 """
