@@ -6,8 +6,10 @@ import dataclasses
 import hashlib
 import os
 import platform
+import re
 import threading
 from collections.abc import Sequence
+from typing import Final
 
 from agent import __version__
 from agent.errors import FaultError
@@ -26,13 +28,37 @@ from agent.records import (
 from agent.trace import TraceHeader, TraceWriter
 from agent.vocabulary import SCHEDULERS
 
+#: Types of file systems that are kept: the kernel's, and the subtypes that programs of the network give their mounts.
+#: Whoever mounts with FUSE may choose any other, which may hold a name.
+_FILE_SYSTEM: Final = re.compile(
+    r"nfs4?|lustre|ceph|gpfs|beegfs|wekafs|panfs|cifs|smb3|9p|virtiofs|fuse|fuse\.(?:"
+    r"juicefs|alluxio|alluxio-fuse|s3fs|s3backer|s3ql|gcsfuse|mountpoint-s3|mount-s3|ceph|ceph-fuse|goofys|geesefs|rclone|"
+    r"sshfs|glusterfs|blobfuse2?|seaweedfs|weed|dfuse|daos|mfs|moosefs|lizardfs|saunafs|hf3fs|hf3fs_fuse_main|cfs-client|"
+    r"cubefs|curve-fuse|curvefs|cunofs|objectivefs|tigrisfs|ossfs2?|oss-fuse|cosfs|obsfs|wekafs|davfs2?|curlftpfs|quobyte|"
+    r"cvmfs2|orangefs)"
+)
+#: Names of devices that the kernel, udev and drivers give, by number or place. One with a MAC address (enx...), or that
+#: somebody chose, is none of them.
+_PLACE: Final = r"(?:\d+(?:np|[pPsfdnvuc])?)+"
+_DEVICE: Final = re.compile(
+    r"(?:nvidia|eth|ib|hsn|wlan|usb|bond|team|br|virbr|docker|tun|tap|vlan|hfi1_|qib|efa_|irdma|rxe|siw|cxgb4_|erdma_|mana_|"
+    r"mlx[45]_|mlx5_(?:bond_|ib|an)|bnxt_re|bnxt_re_bond|mmcblk|pmem|nbd|rbd|zd|sr)\d+|"
+    rf"en[opsP]{_PLACE}|wl[opsP]{_PLACE}|(?:ib|roce|rdma)[opsP]{_PLACE}|"
+    r"nvme\d+(?:c\d+)?n\d+|(?:sd|vd|xvd|hd)[a-z]{1,2}"
+)
+#: Of a VLAN, or a partition of an InfiniBand network.
+_NETWORK_NUMBER: Final = re.compile(r"\.(?:\d{1,4}|[0-9a-f]{4})$")
+
 
 class Recorder:
     """Takes ticks and appends them to a trace, without what names somebody unless `identify` is set.
 
-    UUIDs, job keys and mount points are hashed; PCI addresses and the other words about holders are dropped.
+    UUIDs, job keys, mount points, addresses of NVSwitches and names of devices that the kernel did not give are hashed;
+    PCI addresses of GPUs and the other words about holders are dropped; a file system of a type that is not known is
+    of the type `fuse` or `other`.
 
-    Traces hold process ids, device names and figures, and never a user, job, pod or host name or a serial number.
+    Traces hold process ids, the kernel's device names and figures, and never a user, job, pod or host name or a serial
+    number.
     """
 
     def __init__(self, writer: TraceWriter, *, identify: bool = False) -> None:
@@ -89,6 +115,10 @@ def _masked(record: Record) -> Record:
         changes["near_gpus"] = ()
     if isinstance(record, FilesystemSample):
         changes["mountpoint"] = "/" + _stand_in(record.mountpoint)  # it may hold the name of a user or a project
+        changes["fstype"] = _file_system(record.fstype)
+    device = getattr(record, "device", None)
+    if isinstance(device, str) and not _DEVICE.fullmatch(_NETWORK_NUMBER.sub("", device)):
+        changes["device"] = _stand_in(device)  # that of an NVSwitch is an address
     if isinstance(record, GpuOwners):
         changes["holders"] = tuple(map(_masked_holder, record.holders))
     return dataclasses.replace(record, **changes) if changes else record  # type: ignore[arg-type]
@@ -97,6 +127,12 @@ def _masked(record: Record) -> Record:
 def _masked_holder(holder: Holder) -> Holder:
     masked = holder._replace(job_key=_stand_in(holder.job_key), job_id="", namespace="", pod="", container="", user="")
     return masked._replace(scheduler=holder.scheduler if holder.scheduler in SCHEDULERS else "")
+
+
+def _file_system(fstype: str) -> str:
+    if _FILE_SYSTEM.fullmatch(fstype):
+        return fstype
+    return "fuse" if fstype.startswith("fuse") else "other"
 
 
 def _stand_in(name: str) -> str:

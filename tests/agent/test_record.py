@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import pytest
 
 from agent.record import Recorder, hash_uuid, recording_header
-from agent.records import RECORD_TYPES, FilesystemSample, GpuKey, GpuMigInfo, Holder, InfinibandPort, Record, Tick
+from agent.records import (
+    RECORD_TYPES,
+    FilesystemSample,
+    GpuKey,
+    GpuMigInfo,
+    Holder,
+    InfinibandPort,
+    NetworkLink,
+    NetworkSample,
+    Record,
+    Tick,
+)
 from agent.trace import TraceWriter
 
 UUID = "GPU-5ec2e7aa-1111-4222-8333-444444444440"
@@ -51,6 +63,111 @@ def test_no_record_holds_the_uuid_of_a_gpu(name, tmp_path):
     assert "5ec2e7aa" not in text
     if "key" in RECORD_TYPES[name].__dataclass_fields__:
         assert hash_uuid(UUID) in text
+
+
+NAME = 'ana.miller"<b>'
+#: Fields whose text stays, for it is a word of a list, or what a driver says of itself.
+ALLOWED = {
+    "gpu_info.model_name": "the driver's name of the board",
+    "gpu_info.driver_version": "a version",
+    "gpu_state.state": "vocabulary.GPU_STATES",
+    "gpu_sample.clock_event_reasons": "vocabulary.CLOCK_EVENT_REASONS",
+    "gpu_slow_sample.clock_event_seconds_total": "vocabulary.CLOCK_EVENT_REASONS",
+    "gpu_limits.fabric_state": "three words of the sampler",
+    "gpu_mig_info.profile": "the driver's name of a size",
+    "infiniband_port.link_layer": "words of the kernel",
+    "infiniband_port.state": "words of the kernel",
+    "infiniband_port.counters": "names of the kernel's files",
+    "infiniband_port.hw_counters": "names of a list of the sampler",
+    "disk_sample.transport": "words of the kernel",
+    "filesystem_sample.source": "words of the sampler",
+    "process_sample.state": "letters of the kernel",
+    "process_sample.program": "words of agent/programs.py",
+    "process_sample.declared_class": "vocabulary.CLASSES",
+    "gpu_owners.holders.declared_class": "vocabulary.CLASSES",
+}
+
+
+def with_names() -> list[tuple[str, type[Record], dict[str, object]]]:
+    """Return every text field of every record, by name, and what the field is filled with."""
+    found = []
+    for name, cls in RECORD_TYPES.items():
+        for field in dataclasses.fields(cls):
+            kind = str(field.type).removesuffix(" | None")
+            place = f"{name}.{field.name}"
+            if kind == "Mapping[str, float]" or kind == "Mapping[str, int]":
+                found.append((place, cls, {field.name: {NAME: 1}}))
+            elif kind == "tuple[Holder, ...]":
+                for part in Holder._fields:
+                    if "str" in str(Holder.__annotations__[part]):
+                        holders = (Holder(**{"job_key": "k", part: NAME}),)
+                        found.append((f"{place}.{part}", cls, {field.name: holders}))
+            elif kind == "GpuKey":
+                found.append((place, cls, {field.name: GpuKey(0, NAME)}))
+            elif kind in ("str", "tuple[str, ...]"):
+                found.append((place, cls, {field.name: NAME if kind == "str" else (NAME,)}))
+            else:
+                # A kind that holds text may not slip through: none of these does.
+                assert (
+                    kind in ("float", "int", "bool", "tuple[float, ...]", "tuple[GpuProcess, ...]") or "[int," in kind
+                )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place", "cls", "fields"), with_names(), ids=lambda value: value if type(value) is str else ""
+)
+def test_no_text_field_holds_a_name_but_those_of_closed_vocabularies(place, cls, fields, tmp_path):
+    text = recorded(tmp_path, filled(cls, **fields))
+    assert ("ana.miller" in text) == (place in ALLOWED)
+
+
+def test_every_field_that_is_allowed_exists():
+    assert set(ALLOWED) <= {place for place, _, _ in with_names()}
+
+
+@pytest.mark.parametrize(
+    ("fstype", "kept"),
+    [
+        ("nfs4", "nfs4"),
+        ("lustre", "lustre"),
+        ("fuse", "fuse"),
+        ("fuse.juicefs", "fuse.juicefs"),
+        ("fuse.s3fs", "fuse.s3fs"),
+        ('fuse.ana-project"<b>', "fuse"),
+        ("fuse.s3fs-ana", "fuse"),
+        ("fuse.", "fuse"),
+        ("anafs", "other"),
+        ("nfs4\n", "other"),
+    ],
+)
+def test_a_type_of_file_system_that_is_not_known_is_not_told(tmp_path, fstype, kept):
+    record = filled(FilesystemSample, fstype=fstype)
+    assert json.loads(recorded(tmp_path, record).splitlines()[1])["r"]["filesystem_sample"][0]["fstype"] == kept
+
+
+#: As kernels, udev and drivers name them.
+DEVICES = (
+    "eth0 eno1 eno12399np0 ens1f0np0 enp65s0f0v1 enP2p3s0 bond0 bond0.100 br0 ib0 ib0.8001 ibp23s0 hsn1 wlp2s0 mlx5_0 "
+    "mlx5_bond_0 mlx5_ib3 bnxt_re0 rocep23s0f0 rdmap0s6 efa_0 hfi1_0 nvme0n1 nvme1c0n1 sda sdab vda xvdf mmcblk0 nbd0"
+)
+
+
+@pytest.mark.parametrize("device", DEVICES.split())
+def test_names_that_the_kernel_gives_to_devices_are_kept(tmp_path, device):
+    assert f'"{device}"' in recorded(tmp_path, filled(NetworkSample, device=device))
+
+
+@pytest.mark.parametrize(
+    "device", ["enx78e7d1ea46da", "storage-ana", "eth0-ana", "ana0", "enp1s0ana", "00000000:05:00.0", ""]
+)
+def test_names_that_somebody_chose_and_addresses_are_hashed(tmp_path, device):
+    """Alike in all records, so that those of one device belong together."""
+    records = (filled(NetworkSample, device=device), filled(NetworkLink, device=device))
+    text = recorded(tmp_path, *records)
+    assert f'"{device}"' not in text
+    line = json.loads(text.splitlines()[1])["r"]
+    assert line["network_sample"][0]["device"] == line["network_link"][0]["device"]
 
 
 @pytest.mark.parametrize("mig_uuid", [MIG_UUID, OLD_MIG_UUID])
