@@ -53,11 +53,11 @@ class ReportConfig:
     recorded_training_windows: int = 8000
     scenarios_per_family: int = 30
     #: Runs of each family that are played through the labeller, under each profile.
-    runs_per_family: int = 3
-    #: Every so manieth family is played.
+    runs_per_family: int = 2
+    #: One family in so many is played.
     played_stride: int = 1
     duration_s: tuple[float, float] = (600.0, 1200.0)
-    run_duration_s: tuple[float, float] = (900.0, 1500.0)
+    run_duration_s: tuple[float, float] = (600.0, 900.0)
     rival_windows: int = 12_000
     rival_trees: int = 150
     windows_per_gpu: int = 8
@@ -102,7 +102,7 @@ class Simulated:
     answers: dict[str, Answers]  # by profile
     rivals: dict[str, dict[str, Answers]]  # by name and profile
     tracks: dict[str, list[Track]]  # by profile
-    gaps: list[Track]  # decisions around a gap, of every profile
+    gaps: list[Track]  # decisions of runs with a gap, profile N
     gap_s: tuple[float, float]
 
 
@@ -270,8 +270,7 @@ def _tracks(
         for name in PROFILE_NAMES:
             tracks[name] += play(model, simulated, name, group=number)
         if number < len(played):
-            for name in ("P", "N"):
-                gaps += play(model, simulated, name, group=number, gap=gap_s)
+            gaps += play(model, simulated, "N", group=number, gap=gap_s)
     return tracks, gaps, gap_s
 
 

@@ -144,6 +144,21 @@ def training_against_rest(labels: Labels, said: Labels) -> float | None:
     return balanced_accuracy(truth, (said == _TRAINING).astype(np.int64)) if labels.size else None
 
 
+def worst_families(results: Results, profile: str, span_s: float = 60.0, count: int = 4) -> str:
+    """Return the families that are most often taken for another class, and for which, as text."""
+    chosen = usable(results, profile, span_s)
+    windows, forced = results.simulated.windows, results.simulated.answers[profile].forced
+    found: list[tuple[float, str]] = []
+    for family in np.unique(windows.families[chosen]):
+        mine = chosen & (windows.families == family)
+        wrong = mine & (forced != windows.labels)
+        share = float(wrong.sum() / mine.sum())
+        if share > 0:
+            commonest = CLASSES[int(np.bincount(forced[wrong], minlength=len(CLASSES)).argmax())]
+            found.append((share, f"{family} ({share:.2f} wrong, mostly {commonest})"))
+    return ", ".join(text for _, text in sorted(found, reverse=True)[:count])
+
+
 def _share(flags: Flags) -> float:
     return float(flags.mean()) if flags.size else 0.0
 
