@@ -246,9 +246,11 @@ class StalledCollectiveDetector:
         else:
             threshold_s = max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
             warning_s = config.blind_warning_seconds
-            if io.seen:
+            # What is seen is activity, whatever else may not be.
+            is_active = io.last_active_s is not None and now_s - io.last_active_s < self._quiet_seconds(group, io)
+            if io.seen or is_active:
                 warning_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
-            reason = "others_work" if works_with else "host_io_active" if io.seen else "host_io_not_seen"
+            reason = "others_work" if works_with else "host_io_active" if io.seen or is_active else "host_io_not_seen"
             is_stalled, is_warning = waited_s > threshold_s, waited_s >= warning_s
         # Once called, a stall lasts until the wait ends: what the host writes meanwhile is not its own doing.
         is_stalled = is_stalled or any(self._watches[key].reported for key in group.members)

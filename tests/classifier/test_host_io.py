@@ -136,6 +136,16 @@ def test_a_checkpoint_to_a_file_system_without_bytes_is_no_stall_while_another_j
     assert "host_io_not_seen" in reasons
 
 
+def test_activity_is_activity_beside_such_a_mount() -> None:
+    """NFS takes the checkpoint, and Lustre may take more: no warning after 60 s of what plainly is a checkpoint."""
+    traffic = {"infiniband": over_infiniband, "filesystem_written": saves(800e6)}
+    baselines = PowerBaselines()
+    detector = StalledCollectiveDetector(StalledCollectiveConfig(), baselines)
+    node = Node((detector,), baselines, beside_another_job, gpus=8, traffic=traffic, unreadable=("lustre",))
+    waits = {now.monotonic_s: severities(found, "collective_wait").get(0) for now, found in node.play(480)}
+    assert {severity for time_s, severity in waits.items() if time_s > 420} == {1}
+
+
 @pytest.mark.parametrize(
     ("unreadable", "traffic"),
     [

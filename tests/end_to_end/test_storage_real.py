@@ -129,6 +129,27 @@ class TestFuse:
         assert read.written_bytes_total - written.written_bytes_total <= 0.5 * MIB
         assert dict(sampler.errors) == {}
 
+    def test_another_process_of_that_name_with_the_mountpoint_changes_nothing(self, tmp_path):
+        """It holds no /dev/fuse, as `juicefs stats` holds none; the daemon's bytes stay, and go on."""
+        sampler = FilesystemsSampler()
+        with Sshfs(tmp_path) as sshfs:
+            sshfs.wait()
+            name = str(sshfs.mountpoint)
+            before = filesystems(sampler)[name]
+            code = "import sys; open('/proc/self/comm', 'w').write('sshfs'); print(flush=True); sys.stdin.read()"
+            with subprocess.Popen(
+                [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            ) as other:
+                other.stdout.readline()
+                (sshfs.mountpoint / "file").write_bytes(b"w" * (2 * MIB))
+                beside = filesystems(sampler, NOW.later(60.0))[name]
+                other.stdin.close()
+            after = filesystems(sampler, NOW.later(65.0))[name]
+        sampler.close()
+        assert 2 * MIB <= beside.written_bytes_total - before.written_bytes_total <= 2.1 * MIB
+        assert after.written_bytes_total is not None
+        assert beside.written_bytes_total <= after.written_bytes_total <= beside.written_bytes_total + 4096
+
     def test_a_mount_in_the_namespace_of_a_job(self, tmp_path):
         """Our own namespace has no such mount; through a process of the job it is there, with its bytes."""
         if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
