@@ -178,6 +178,10 @@ class _Channels:
             ring = self._rings[channel] = Ring(horizon_s)
         ring.append(time_s, value)
 
+    def load(self, channel: str, series: Series) -> None:
+        """Take a whole recorded channel at once: times in order, in place of whatever was there."""
+        self._rings[channel] = Ring.of(series, self._horizon_s)
+
     def rate(self, counter: tuple[str, ...], time_s: float, total: float | None) -> float | None:
         if total is None:
             return None

@@ -39,7 +39,7 @@ from agent.vocabulary import CLASSES
 from classifier.config_checks import require
 from classifier.declared import Declared, DeclaredConfig, MismatchWatch, combine, declared_of
 from classifier.explanation import Explained, causes_of, has_core_channels, measured_here, strange
-from classifier.features import FEATURE_NAMES, compute
+from classifier.features import FEATURE_NAMES, compute_all
 from classifier.idle_rule import idle_features, looks_idle
 from classifier.model import Model
 from classifier.results import Decision
@@ -149,10 +149,10 @@ class _Evidence:
     gpu: GpuHistory
     state: _GpuState
     declared: str | None
-    row: Array
     signals: Signals
     rich: bool
     span_s: float
+    row: Array = field(default_factory=lambda: np.empty(0))  # features; filled in for all at once
 
 
 class Labeller:
@@ -183,7 +183,10 @@ class Labeller:
             if barred is not None:
                 decisions[key] = self._barred(now, gpu, state, barred, 0.0 if math.isinf(span_s) else span_s)
                 continue
-            signals = Signals(gpu, history.host, now.monotonic_s, since_s=state.since_s, gpu_count=len(history.gpus))
+            signals = Signals(
+                gpu, history.host, now.monotonic_s,
+                since_s=state.since_s, gpu_count=len(history.gpus), peers=history.gpus.values(),
+            )  # fmt: skip
             is_back = state.was_idle and state.smoother.label != "idle"
             if looks_idle(signals, config, share=config.idle_return_share if is_back else config.idle_share):
                 state.was_idle = True
@@ -197,12 +200,14 @@ class Labeller:
                 rich = any(
                     signals.window(name, LONGEST_WINDOW_S).size >= config.minimum_samples for name in _RICH_SIGNALS
                 )
-                said, row = declared[key].workload, compute(signals)
+                said = declared[key].workload
                 pending.append(
-                    _Evidence(gpu=gpu, state=state, declared=said, row=row, signals=signals, rich=rich, span_s=span_s)
+                    _Evidence(gpu=gpu, state=state, declared=said, signals=signals, rich=rich, span_s=span_s)
                 )
         if pending and self._model is not None:
-            decisions.update(self._judge(now, pending, self._model))
+            rows = compute_all([evidence.signals for evidence in pending])
+            judged = [replace(evidence, row=row) for evidence, row in zip(pending, rows, strict=True)]
+            decisions.update(self._judge(now, judged, self._model))
         return tuple(self._compare(now, decisions[key], declared[key]) for key in history.gpus)
 
     def _compare(self, now: Instant, decision: Decision, declared: Declared) -> Decision:

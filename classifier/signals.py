@@ -1,14 +1,19 @@
 """Signals: one GPU's channels over a window, made comparable between boards and between recorders.
 
 Power is divided by the limit, memory by the size of the card, byte rates become decades above 1 MB/s, host rates are
-per GPU. Logs faster than 1 Hz are averaged to whole seconds, so that a 10 Hz recording and a live 1 Hz sampler show the
-same signal; slower ones stay as they are. Cost: one pass per channel and decision, results kept for all features.
+per GPU. Every signal has a step: features read it on a grid of that step (`classifier.windows`), so that logs of any
+interval up to the step show the same. A reading of a moment (utilisation, power, memory) is thinned to it, since the
+mean of five readings swings less than each of them; a mean since the reading before (profiling, rates of counters) is
+averaged to it, since a mean over 5 s is all that a slow log has. Signals of 1 s made from such means serve what needs
+the second, cadences, and exist in logs of 1 s only.
+
+`Signals.window` gives a signal as it was measured, averaged to whole seconds where it is faster: for the idle rule.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,38 +21,39 @@ import numpy as np
 
 from agent.history import Array, GpuHistory, HostHistory, Series
 
-#: Longest window of any feature, in seconds.
+#: Longest window that the evidence for a label is measured by, in seconds.
 LONGEST_WINDOW_S: Final = 300.0
+#: Steps of signals in seconds, and the longest window of signals with that step.
+FAST_S: Final = 0.1
+FINE_S: Final = 1.0
+COARSE_S: Final = 5.0
+SLOW_S: Final = 10.0
+REACH_S: Final[Mapping[float, float]] = {
+    FAST_S: 60.0,
+    FINE_S: LONGEST_WINDOW_S,
+    COARSE_S: LONGEST_WINDOW_S,
+    SLOW_S: 900.0,
+}
 #: Spacing in seconds below which a log is averaged to whole seconds.
 _FAST_SPACING_S: Final = 0.7
 #: Byte rates count in decades above this, in bytes per second: below it links carry keep-alives only.
-_RATE_FLOOR: Final = 1e6
+RATE_FLOOR: Final = 1e6
 #: A profiling sample of exactly 0 between two above this ratio is a glitch of the counter, not a pause (measured on
 #: H100: 22 of 21k samples read 0 at 692 W and 100 % utilisation).
-_GLITCH_RATIO: Final = 0.05
+GLITCH_RATIO: Final = 0.05
 
 
 class Window:
     """A signal in one window: `times` (monotonic seconds) and `values`, same length (`size`), finite."""
 
-    __slots__ = ("_mean", "_sorted", "_spacing", "cadence", "size", "times", "values")
+    __slots__ = ("_sorted", "_spacing", "size", "times", "values")
 
     def __init__(self, times: Array, values: Array) -> None:
         self.times = times
         self.values = values
         self.size = int(values.size)
         self._sorted: Array | None = None
-        self._mean: float | None = None
         self._spacing: float | None = None
-        #: Result of `statistics.cadence`, which three features read; None before the first.
-        self.cadence: tuple[float, float] | None = None
-
-    @property
-    def mean(self) -> float:
-        """Arithmetic mean; NaN without samples."""
-        if self._mean is None:
-            self._mean = float(self.values.sum()) / self.size if self.size else math.nan
-        return self._mean
 
     @property
     def spacing_s(self) -> float:
@@ -77,7 +83,12 @@ class Signal:
     scale: Callable[[GpuHistory], float | None] | None = None
     decades: bool = False
     of_host: bool = False
+    #: The channel of every other GPU of the host, one row each.
+    of_peers: bool = False
     drop_glitches: bool = False
+    #: Whether a reading is the mean since the one before, and not of its moment.
+    averaged: bool = False
+    step_s: float = FINE_S
 
 
 def _power_limit(gpu: GpuHistory) -> float | None:
@@ -88,31 +99,76 @@ def _memory_total(gpu: GpuHistory) -> float | None:
     return gpu.memory_total_bytes
 
 
-#: All signals by name. The `*_rate` ones are byte rates as they are, for ratios between two of them.
+def _profiling(channel: str, step_s: float = COARSE_S) -> Signal:
+    return Signal(channel=channel, drop_glitches=True, averaged=True, step_s=step_s)
+
+
+def _decades(channel: str, *, of_host: bool = False, step_s: float = COARSE_S) -> Signal:
+    return Signal(channel=f"{channel}_bytes_per_second", decades=True, of_host=of_host, averaged=True, step_s=step_s)
+
+
+def _rate(channel: str, *, of_host: bool = False, of_peers: bool = False) -> Signal:
+    channel = f"{channel}_bytes_per_second"
+    return Signal(channel=channel, of_host=of_host, of_peers=of_peers, averaged=True, step_s=COARSE_S)
+
+
+#: All signals by name. The `*_rate` ones are byte rates as they are, for ratios between two of them; `*_10s` serve the
+#: slow context, `*_1s` what needs the second.
 SIGNALS: Final[Mapping[str, Signal]] = {
     "util": Signal(channel="utilization_ratio"),
+    "util_10s": Signal(channel="utilization_ratio", step_s=SLOW_S),
     "memutil": Signal(channel="memory_utilization_ratio"),
     "power": Signal(channel="power_watts", scale=_power_limit),
+    "power_10s": Signal(channel="power_watts", scale=_power_limit, step_s=SLOW_S),
     "watts": Signal(channel="power_watts"),
-    "memory": Signal(channel="memory_used_bytes", scale=_memory_total),
-    "sm": Signal(channel="sm_active_ratio", drop_glitches=True),
-    "occupancy": Signal(channel="sm_occupancy_ratio", drop_glitches=True),
-    "tensor": Signal(channel="tensor_active_ratio", drop_glitches=True),
-    "dram": Signal(channel="dram_active_ratio", drop_glitches=True),
-    "nvlink_rx": Signal(channel="nvlink_receive_bytes_per_second", decades=True),
-    "nvlink_tx": Signal(channel="nvlink_transmit_bytes_per_second", decades=True),
-    "nvlink_rx_rate": Signal(channel="nvlink_receive_bytes_per_second"),
-    "nvlink_tx_rate": Signal(channel="nvlink_transmit_bytes_per_second"),
-    "pcie_rx": Signal(channel="pcie_receive_bytes_per_second", decades=True),
-    "pcie_tx": Signal(channel="pcie_transmit_bytes_per_second", decades=True),
-    "pcie_rx_rate": Signal(channel="pcie_receive_bytes_per_second"),
-    "pcie_tx_rate": Signal(channel="pcie_transmit_bytes_per_second"),
-    "processes": Signal(channel="process_count"),
-    "network_rx": Signal(channel="network_receive_bytes_per_second", decades=True, of_host=True),
-    "network_tx": Signal(channel="network_transmit_bytes_per_second", decades=True, of_host=True),
-    "infiniband_tx": Signal(channel="infiniband_transmit_bytes_per_second", decades=True, of_host=True),
-    "disk_read": Signal(channel="disk_read_bytes_per_second", decades=True, of_host=True),
-    "disk_written": Signal(channel="disk_written_bytes_per_second", decades=True, of_host=True),
+    "watts_10s": Signal(channel="power_watts", step_s=SLOW_S),
+    "watts_peers": Signal(channel="power_watts", of_peers=True),
+    "fast": Signal(channel="power_fast_watts", averaged=True, step_s=FAST_S),
+    "memory": Signal(channel="memory_used_bytes", scale=_memory_total, step_s=COARSE_S),
+    "memory_10s": Signal(channel="memory_used_bytes", scale=_memory_total, step_s=SLOW_S),
+    "sm": _profiling("sm_active_ratio"),
+    "sm_1s": _profiling("sm_active_ratio", FINE_S),
+    "occupancy": _profiling("sm_occupancy_ratio"),
+    "tensor": _profiling("tensor_active_ratio"),
+    "dram": _profiling("dram_active_ratio"),
+    "hmma": _profiling("tensor_hmma_active_ratio"),
+    "imma": _profiling("tensor_imma_active_ratio"),
+    "dfma": _profiling("tensor_dfma_active_ratio"),
+    "fp64": _profiling("fp64_active_ratio"),
+    "fp16": _profiling("fp16_active_ratio"),
+    "nvlink_rx": _decades("nvlink_receive"),
+    "nvlink_tx": _decades("nvlink_transmit"),
+    "nvlink_tx_1s": _decades("nvlink_transmit", step_s=FINE_S),
+    "nvlink_rx_rate": _rate("nvlink_receive"),
+    "nvlink_tx_rate": _rate("nvlink_transmit"),
+    "nvlink_tx_peers": _rate("nvlink_transmit", of_peers=True),
+    "pcie_rx": _decades("pcie_receive"),
+    "pcie_rx_10s": _decades("pcie_receive", step_s=SLOW_S),
+    "pcie_tx": _decades("pcie_transmit"),
+    "pcie_tx_10s": _decades("pcie_transmit", step_s=SLOW_S),
+    "pcie_rx_rate": _rate("pcie_receive"),
+    "pcie_tx_rate": _rate("pcie_transmit"),
+    "processes": Signal(channel="process_count", step_s=COARSE_S),
+    "process_cpu": Signal(channel="process_cpu_ratio", averaged=True, step_s=COARSE_S),
+    "process_read": _decades("process_read"),
+    "process_read_10s": _decades("process_read", step_s=SLOW_S),
+    "process_written": _decades("process_written"),
+    "process_written_10s": _decades("process_written", step_s=SLOW_S),
+    "network_rx": _decades("network_receive", of_host=True),
+    "network_tx": _decades("network_transmit", of_host=True),
+    "network_tx_10s": _decades("network_transmit", of_host=True, step_s=SLOW_S),
+    "network_rx_rate": _rate("network_receive", of_host=True),
+    "network_tx_rate": _rate("network_transmit", of_host=True),
+    "infiniband_tx": _decades("infiniband_transmit", of_host=True),
+    "infiniband_tx_1s": _decades("infiniband_transmit", of_host=True, step_s=FINE_S),
+    "infiniband_rx_rate": _rate("infiniband_receive", of_host=True),
+    "infiniband_tx_rate": _rate("infiniband_transmit", of_host=True),
+    "disk_read": _decades("disk_read", of_host=True),
+    "disk_written": _decades("disk_written", of_host=True),
+    "disk_written_10s": _decades("disk_written", of_host=True, step_s=SLOW_S),
+    "filesystem_read": _decades("filesystem_read", of_host=True),
+    "filesystem_written": _decades("filesystem_written", of_host=True),
+    "filesystem_written_10s": _decades("filesystem_written", of_host=True, step_s=SLOW_S),
 }
 
 
@@ -120,17 +176,25 @@ class Signals:
     """The signals of one GPU at one moment; every window is made once and kept."""
 
     def __init__(
-        self, gpu: GpuHistory, host: HostHistory, now_s: float, *, since_s: float = -math.inf, gpu_count: int = 1
+        self,
+        gpu: GpuHistory,
+        host: HostHistory,
+        now_s: float,
+        *,
+        since_s: float = -math.inf,
+        gpu_count: int = 1,
+        peers: Collection[GpuHistory] = (),
     ) -> None:
         """Look at `gpu` at `now_s`; samples before `since_s` (a gap, another job) are left out of every window.
 
-        `gpu_count` is the number of GPUs that share the host.
+        `gpu_count` is the number of GPUs that share the host, `peers` are those GPUs; `gpu` itself may be among them.
         """
-        self._gpu = gpu
-        self._host = host
+        self.gpu = gpu
+        self.host = host
         self._now_s = now_s
         self._since_s = since_s
         self._gpu_count = max(1, gpu_count)
+        self.peers = tuple(peer for peer in peers if peer is not gpu)
         self._full: dict[str, Window] = {}
         self._windows: dict[tuple[str, float], Window] = {}
 
@@ -139,8 +203,26 @@ class Signals:
         """Moment that is looked at, in monotonic seconds."""
         return self._now_s
 
+    def source(self, signal: Signal) -> GpuHistory | HostHistory:
+        """Return what holds the channel of `signal`."""
+        return self.host if signal.of_host else self.gpu
+
+    def divisor(self, signal: Signal) -> float | None:
+        """Return what values of `signal` are divided by; None where that is unknown."""
+        if signal.scale is None:
+            return float(self._gpu_count) if signal.of_host else 1.0
+        divisor = signal.scale(self.gpu)
+        return divisor if divisor is not None and divisor > 0 else None
+
+    def reach_s(self, seconds: float) -> float:
+        """Return how far back a window of `seconds` may look; the sample at the start of the evidence is part of it."""
+        return min(seconds, self._now_s - self._since_s + 1e-6)
+
     def window(self, name: str, seconds: float) -> Window:
-        """Return signal `name` of the last `seconds`; empty where the channel or its scale is missing."""
+        """Return signal `name` of the last `seconds`, at most 300, as it was measured.
+
+        It is empty where the channel or its scale is missing.
+        """
         found = self._windows.get((name, seconds))
         if found is None:
             found = self._windows[name, seconds] = self._make(name, seconds)
@@ -157,25 +239,17 @@ class Signals:
         return Window(full.times[first:], full.values[first:])
 
     def _make_full(self, signal: Signal) -> Window:
-        source = self._host if signal.of_host else self._gpu
-        if not source.has(signal.channel):
+        source = self.source(signal)
+        divisor = self.divisor(signal)
+        if divisor is None or not source.has(signal.channel):
             return _EMPTY
-        # Windows are open at their start; the sample at `since_s` itself belongs to the evidence.
-        seconds = min(LONGEST_WINDOW_S, self._now_s - self._since_s + 1e-6)
-        series = source.series(signal.channel, self._now_s, seconds)
-        scale = float(self._gpu_count) if signal.of_host else 1.0
-        if signal.scale is not None:
-            divisor = signal.scale(self._gpu)
-            if divisor is None or not divisor > 0:
-                return _EMPTY
-            scale = divisor
-        times, values = whole_seconds(series)
+        times, values = whole_seconds(source.series(signal.channel, self._now_s, self.reach_s(LONGEST_WINDOW_S)))
         if signal.drop_glitches:
             times, values = without_glitches(times, values)
-        if scale != 1.0:
-            values = values / scale
+        if divisor != 1.0:
+            values = values / divisor
         if signal.decades:
-            values = np.log10(1.0 + np.maximum(values, 0.0) / _RATE_FLOOR)
+            values = np.log10(1.0 + np.maximum(values, 0.0) / RATE_FLOOR)
         return Window(times, values)
 
 
@@ -201,7 +275,7 @@ def without_glitches(times: Array, values: Array) -> tuple[Array, Array]:
     """Return the samples without single zeros between two busy ones."""
     if values.size < 3:
         return times, values
-    busy = values > _GLITCH_RATIO
+    busy = values > GLITCH_RATIO
     glitch = np.zeros(values.size, dtype=bool)
     glitch[1:-1] = (values[1:-1] == 0.0) & busy[:-2] & busy[2:]
     if not glitch.any():

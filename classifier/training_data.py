@@ -19,38 +19,67 @@ from agent.history import Array, GpuHistory, HostHistory, Series
 from agent.records import GpuLimits
 from agent.trace import Phase
 from agent.vocabulary import CLASSES
-from classifier.features import FEATURE_NAMES, compute
+from classifier.features import FEATURE_NAMES, compute_all
 from classifier.labeller import LabellerConfig, looks_idle
+from classifier.profiles import columns_of
 from classifier.signals import Signals
 from classifier.simulator import SimulatedRun, random_scenario, simulate_arrays
+from classifier.simulator.run import SimulatedGpu
 
 #: Channels by the group that is there or not as a whole, and the probability that it is missing.
 CHANNEL_GROUPS: Final[Mapping[str, tuple[float, tuple[str, ...]]]] = {
     "gpm": (0.5, ("sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio", "dram_active_ratio")),
+    "pipes": (
+        0.5,
+        (
+            "tensor_hmma_active_ratio",
+            "tensor_imma_active_ratio",
+            "tensor_dfma_active_ratio",
+            "fp64_active_ratio",
+            "fp32_active_ratio",
+            "fp16_active_ratio",
+        ),
+    ),
+    "fast_power": (0.5, ("power_fast_watts",)),
     "nvlink": (0.4, ("nvlink_receive_bytes_per_second", "nvlink_transmit_bytes_per_second")),
     "pcie": (0.4, ("pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second")),
     "memory_utilization": (0.2, ("memory_utilization_ratio",)),
     "processes": (0.4, ("process_count",)),
+    "process_cpu": (0.4, ("process_cpu_ratio",)),
+    "process_io": (0.5, ("process_read_bytes_per_second", "process_written_bytes_per_second")),
     "network": (0.5, ("network_receive_bytes_per_second", "network_transmit_bytes_per_second")),
     "infiniband": (0.5, ("infiniband_receive_bytes_per_second", "infiniband_transmit_bytes_per_second")),
     "disk": (0.5, ("disk_read_bytes_per_second", "disk_written_bytes_per_second")),
+    "filesystem": (0.5, ("filesystem_read_bytes_per_second", "filesystem_written_bytes_per_second")),
     "power": (0.1, ("power_watts",)),
     "memory": (0.1, ("memory_used_bytes",)),
     "power_limit": (0.15, ()),
     "memory_total": (0.1, ("memory_total_bytes",)),
 }
-#: Features that only channels beyond nvidia-smi's give.
-_RICH_PREFIXES: Final = (
-    "sm__", "occupancy__", "tensor", "dram", "nvlink", "watts_nvlink", "pcie", "network", "infiniband", "disk",
-    "processes",
-)  # fmt: skip
-_RICH_GROUPS: Final = frozenset({"gpm", "nvlink", "pcie", "processes", "network", "infiniband", "disk"})
+#: Groups that nvidia-smi does not show.
+_RICH_GROUPS: Final = frozenset(
+    {
+        "gpm",
+        "pipes",
+        "fast_power",
+        "nvlink",
+        "pcie",
+        "processes",
+        "process_cpu",
+        "process_io",
+        "network",
+        "infiniband",
+        "disk",
+        "filesystem",
+    }
+)
 _BASIC_SHARE: Final = 0.25
 _HORIZON_S: Final = 1e6
 #: Least evidence of a window, as in the labeller.
 _LEAST_S: Final = 15.0
 _LABELLER: Final = LabellerConfig()
-_RICH_COLUMNS: Final = np.array([name.startswith(_RICH_PREFIXES) for name in FEATURE_NAMES])
+#: Features that only channels beyond nvidia-smi's give.
+_RICH_COLUMNS: Final = ~columns_of("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,28 +164,36 @@ def windows_of(
     gpu_count = len(run.gpus) + (len(neighbour.gpus) if neighbour else 0)
     for channel, series in run.host_channels.items():
         if channel not in missing:
-            _fill(host, channel, _with_neighbour(channel, series, neighbour))
-    chosen = rng.permutation(len(run.gpus))[: config.gpus]
-    for position in chosen:
-        simulated = run.gpus[position]
-        gpu = GpuHistory(simulated.key, _HORIZON_S)
-        if "power_limit" not in missing:
-            gpu.limits = GpuLimits(
-                monotonic_s=0.0, wall_s=0.0, key=simulated.key, power_limit_watts=simulated.power_limit_watts
-            )
-        for channel, series in simulated.channels.items():
-            if channel not in missing:
-                _fill(gpu, channel, series)
+            host.load(channel, _with_neighbour(channel, series, neighbour))
+    gpus = [_history_of(simulated, missing) for simulated in run.gpus]
+    batch: list[Signals] = []
+    labels: list[str] = []
+    for position in rng.permutation(len(run.gpus))[: config.gpus]:
+        gpu = gpus[position]
         for now_s in np.sort(rng.uniform(_LEAST_S, run.core_s[-1], config.windows)):
-            phase = _phase_at(run, simulated.key.gpu, now_s)
+            phase = _phase_at(run, gpu.key.gpu, now_s)
             if phase is None or now_s - phase.start_s < _LEAST_S or phase.workload not in CLASSES:
                 continue
             knows_start = bool(rng.random() < 0.5) or now_s - phase.start_s < 60.0
             since_s = phase.start_s if knows_start else 0.0
-            signals = Signals(gpu, host, float(now_s), since_s=since_s, gpu_count=gpu_count)
+            signals = Signals(gpu, host, float(now_s), since_s=since_s, gpu_count=gpu_count, peers=gpus)
             if phase.workload != "idle" and looks_idle(signals, _LABELLER):
                 continue
-            yield compute(signals), phase.workload
+            batch.append(signals)
+            labels.append(phase.workload)
+    yield from zip(compute_all(batch), labels, strict=True)
+
+
+def _history_of(simulated: SimulatedGpu, missing: frozenset[str]) -> GpuHistory:
+    gpu = GpuHistory(simulated.key, _HORIZON_S)
+    if "power_limit" not in missing:
+        gpu.limits = GpuLimits(
+            monotonic_s=0.0, wall_s=0.0, key=simulated.key, power_limit_watts=simulated.power_limit_watts
+        )
+    for channel, series in simulated.channels.items():
+        if channel not in missing:
+            gpu.load(channel, series)
+    return gpu
 
 
 def draw_missing(rng: np.random.Generator) -> frozenset[str]:
@@ -184,8 +221,3 @@ def _with_neighbour(channel: str, series: Series, neighbour: SimulatedRun | None
     # The neighbour's run goes round where it is shorter.
     times = other.times[0] + (series.times - series.times[0]) % max(1.0, other.times[-1] - other.times[0])
     return Series(series.times, series.values + np.interp(times, other.times, other.values))
-
-
-def _fill(history: GpuHistory | HostHistory, channel: str, series: Series) -> None:
-    for time_s, value in zip(series.times.tolist(), series.values.tolist(), strict=True):
-        history.put(channel, time_s, value)

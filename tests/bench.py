@@ -16,8 +16,12 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.clock import SystemClock
+from agent.clock import SystemClock, process_cpu_seconds
 from agent.samplers.nvml import NvmlSampler
+from classifier.features import compute_all
+from classifier.model import load
+from classifier.signals import Signals
+from tests.classifier.node import node
 from tests.end_to_end import budget_node as budget
 from tests.end_to_end.programs import ROOT, Agent
 from tests.nvml_emulator.emulator import LIBRARY
@@ -46,6 +50,9 @@ def main(minutes: int) -> int:
     growth_of_hours = _growth_of_hours()
     rows.append((f"growth of the pipeline over {HOURS} hours, MB", "0", f"{growth_of_hours / 1e6:+.2f}"))
     rows.append(("inside driver calls, s per minute", "apart", f"{_driver_seconds_a_minute():.3f}"))
+    features, prediction = _decision_seconds()
+    rows.append(("features of 16 GPUs, CPU ms per decision", "10 together", f"{features * 1e3:.1f}"))
+    rows.append(("prediction for 16 GPUs, CPU ms per decision", "10 together", f"{prediction * 1e3:.1f}"))
     lines = [f"{datetime.now(UTC):%Y-%m-%d}, {minutes} minutes after {WARM_UP_MINUTES} of warm-up, {_machine()}", ""]
     lines += ["| | budget | measured |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
     sys.stdout.write("\n".join([*lines, ""]))
@@ -97,6 +104,25 @@ def _driver_seconds_a_minute() -> float:
         seconds = sampler.driver_seconds
         sampler.close()
     return seconds
+
+
+def _decision_seconds() -> tuple[float, float]:
+    """Return the CPU time of the features of 16 GPUs with every channel and 15 minutes of history, and of the model.
+
+    The least of 30 rounds each: what it costs where nothing else has the caches.
+    """
+    gpus, host = node(16)
+    model = load()
+    features, prediction = [], []
+    for _ in range(30):
+        signals = [Signals(gpu, host, 899.0, gpu_count=len(gpus), peers=gpus) for gpu in gpus]
+        start = process_cpu_seconds()
+        rows = compute_all(signals)
+        between = process_cpu_seconds()
+        model.predict(rows)
+        features.append(between - start)
+        prediction.append(process_cpu_seconds() - between)
+    return min(features), min(prediction)
 
 
 def _machine() -> str:

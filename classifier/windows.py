@@ -1,0 +1,402 @@
+"""Windows of many GPUs at once: every signal on a regular grid of seconds, and what statistics share of it.
+
+A grid has one row per signal and GPU and one column per step, newest last; NaN where nothing was measured. The newest
+column holds the newest sample, so that a log keeps its phase however it lies to the moment of the decision. Sorting,
+means and fills are made once per window for all signals and GPUs: the features of 16 GPUs cost a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agent.history import Array, GpuHistory, HostHistory
+from classifier.signals import GLITCH_RATIO, RATE_FLOOR, REACH_S, SIGNALS, Signals
+
+Flags = NDArray[np.bool_]
+Indices = NDArray[np.intp]
+
+#: Quantiles that statistics may ask for.
+SHARES: Final = (0.05, 0.5, 0.95)
+#: Samples further apart than this in seconds have no glitches: a single zero is a pause of its own there.
+_GLITCH_SPACING_S: Final = 2.5
+#: Grids hold signals of one step that are all averaged or all thinned: what few of them need is not made for many.
+_Kind = tuple[float, bool]
+
+
+class Windows:
+    """Signals in one window: `values` of shape (signals, rows, columns), NaN where nothing was measured."""
+
+    def __init__(self, values: Array, step_s: float, pairs: Flags | None = None) -> None:
+        """`pairs` says which peers (rows of a peer signal) belong to which row, shape (rows, peers)."""
+        self.step_s = step_s
+        self.pairs = pairs
+        self._values = values
+        self._parent: Windows | None = None
+        self._chosen: Indices = np.arange(values.shape[0])
+        self._shared: dict[Hashable, Array] = {}
+        self._single: dict[Hashable, dict[int, tuple[Array, ...]]] = {}
+
+    @property
+    def values(self) -> Array:
+        """Values of shape (signals, rows, columns)."""
+        if self._parent is not None and self._values is self._parent._values:
+            self._values = self._parent._values[self._chosen]
+        return self._values
+
+    def take(self, chosen: Indices) -> Self:
+        """Return the signals at the positions `chosen`; what is computed for all of them is shared."""
+        taken = object.__new__(type(self))
+        taken.step_s, taken.pairs = self.step_s, self.pairs
+        taken._values, taken._parent = self._values, self
+        taken._chosen, taken._shared, taken._single = chosen, {}, {}
+        return taken
+
+    def shared(self, key: Hashable, function: Callable[[Windows], Array]) -> Array:
+        """Return `function` of these signals, computed once for all signals of the window."""
+        if self._parent is not None:
+            return self._parent.shared(key, function)[self._chosen]
+        found = self._shared.get(key)
+        if found is None:
+            found = self._shared[key] = function(self)
+        return found
+
+    def single(self, key: Hashable, function: Callable[[Windows], tuple[Array, ...]]) -> tuple[Array, ...]:
+        """Return `function` of these signals, computed once for each that is asked for: for what costs much."""
+        base = self if self._parent is None else self._parent
+        known = base._single.setdefault(key, {})
+        chosen = self._chosen.tolist()
+        new = [position for position in dict.fromkeys(chosen) if position not in known]
+        if new:
+            results = function(base.take(np.array(new)))
+            known.update({position: tuple(part[n] for part in results) for n, position in enumerate(new)})
+        return tuple(np.stack(parts) for parts in zip(*(known[position] for position in chosen), strict=True))
+
+    @property
+    def valid(self) -> Flags:
+        """Where something was measured, shape (signals, rows, columns)."""
+        return self.shared("valid", lambda w: ~np.isnan(w.values))  # type: ignore[return-value]
+
+    @property
+    def count(self) -> Array:
+        """Number of measured columns, shape (signals, rows)."""
+        return self.shared("count", lambda w: np.count_nonzero(w.valid, axis=-1).astype(np.float64))
+
+    @property
+    def filled(self) -> Array:
+        """Values with 0 where nothing was measured."""
+        return self.shared("filled", lambda w: np.where(w.valid, w.values, 0.0))
+
+    @property
+    def mean(self) -> Array:
+        """Arithmetic mean, shape (signals, rows); NaN without samples."""
+        return self.shared("mean", lambda w: w.filled.sum(axis=-1) / np.where(w.count > 0, w.count, np.nan))
+
+    @property
+    def held(self) -> Array:
+        """Values with the last one before where nothing was measured; NaN before the first."""
+        return self.shared("held", _held)
+
+    @property
+    def span(self) -> Array:
+        """Number of columns from the first measured one to the newest, shape (signals, rows)."""
+        return self.shared("span", _span)
+
+    def quantile(self, share: float) -> Array:
+        """Return the quantile at `share`, one of SHARES, shape (signals, rows); NaN without samples.
+
+        The median-unbiased estimate (Hyndman and Fan, type 8): means the same for 12 samples and for 60.
+        """
+        return self.shared("quantiles", _quantiles)[..., SHARES.index(share)]
+
+
+def _quantiles(windows: Windows) -> Array:
+    """Return the quantiles at SHARES, shape (signals, rows, SHARES): sorted once, and looked up once for all."""
+    ordered = np.sort(windows.values, axis=-1)  # NaN comes last
+    return quantile(ordered, windows.count, np.array(SHARES))
+
+
+def quantile(ordered: Array, count: Array, share: Array | float) -> Array:
+    """Return the median-unbiased quantile of sorted values, the first `count` of the last axis being measured.
+
+    Several shares give one more axis, the last.
+    """
+    flat, columns = ordered.reshape(-1), ordered.shape[-1]
+    starts = np.arange(0, flat.size, columns).reshape(count.shape)
+    if isinstance(share, np.ndarray):
+        count, starts = count[..., np.newaxis], starts[..., np.newaxis]
+    last = np.maximum(count - 1.0, 0.0)
+    position = np.minimum(np.maximum(share * (count + 1.0 / 3.0) - 2.0 / 3.0, 0.0), last)
+    low = position.astype(np.intp)
+    high = np.minimum(low + 1, last.astype(np.intp))
+    below = flat[starts + low]
+    result: Array = below + (flat[starts + high] - below) * (position - low)
+    return result
+
+
+def _held(windows: Windows) -> Array:
+    values, count = windows.values, windows.count
+    partial = (count > 0) & (count < values.shape[-1])
+    if not partial.any():
+        return values
+    rows = values[partial]
+    last = np.maximum.accumulate(np.where(np.isnan(rows), 0, np.arange(rows.shape[-1])), axis=-1)
+    held = values.copy()
+    held[partial] = rows[np.arange(rows.shape[0])[:, np.newaxis], last]
+    return held
+
+
+def _span(windows: Windows) -> Array:
+    columns = windows.values.shape[-1]
+    return np.where(windows.count > 0, columns - windows.valid.argmax(axis=-1), 0.0)
+
+
+class Grids:
+    """The grids of some GPUs, each at a moment of its own: all signals of SIGNALS, made once."""
+
+    def __init__(self, batch: Sequence[Signals]) -> None:
+        peers = {(id(peer), one.now_s): (peer, one) for one in batch for peer in one.peers}
+        self._windows: dict[tuple[bool, float, bool, float], Windows] = {}
+        own = _OWN.fill([(one, one.reach_s(math.inf)) for one in batch])
+        others = _PEERS.fill([(Signals(peer, _NO_HOST, one.now_s), math.inf) for peer, one in peers.values()])
+        positions = {key: position for position, key in enumerate(peers)}
+        pairs = np.zeros((len(batch), len(peers)), dtype=bool)
+        for row, one in enumerate(batch):
+            pairs[row, [positions[id(peer), one.now_s] for peer in one.peers]] = True
+        self._grids = {False: own, True: others}
+        self._pairs = pairs
+
+    def window(self, name: str, window_s: float) -> Windows:
+        """Return the window that holds signal `name` beside all others of its step; see `position`."""
+        signal = SIGNALS[name]
+        key = signal.of_peers, signal.step_s, signal.averaged, window_s
+        found = self._windows.get(key)
+        if found is None:
+            columns = round(window_s / signal.step_s)
+            grid = self._grids[signal.of_peers][signal.step_s, signal.averaged]
+            found = Windows(grid[..., -columns:], signal.step_s, self._pairs if signal.of_peers else None)
+            self._windows[key] = found
+        return found
+
+
+class _Axis:
+    """Times that several channels share, and the columns they fall into."""
+
+    def __init__(self, times: Array, now_s: float, content: bytes) -> None:
+        self.times = times
+        self.content = content
+        self.values: list[Array] = []
+        #: By kind of grid: positions in `values`, and signals and rows to fill.
+        self.targets: dict[_Kind, list[tuple[range, int, list[int]]]] = {}
+        self.glitchy: list[int] = []
+        self.now_s = now_s
+
+    def add(self, place: _Place, values: list[Array], rows: list[int]) -> None:
+        """Take the values of a channel, one series for each of `rows`."""
+        entries = range(len(self.values), len(self.values) + len(values))
+        self.values += values
+        if place.drop_glitches:
+            self.glitchy += entries
+        for kind, signal in place.targets:
+            self.targets.setdefault(kind, []).append((entries, signal, rows))
+
+    @property
+    def spacing_s(self) -> float:
+        size = self.times.size
+        return float(self.times[-1] - self.times[0]) / (size - 1) if size > 1 else math.inf
+
+    def fill(self, grids: dict[_Kind, Array]) -> None:
+        """Write all values to their places."""
+        stacked = np.concatenate(self.values).reshape(-1, self.times.size)
+        if self.glitchy and self.spacing_s <= _GLITCH_SPACING_S and self.times.size > 2:
+            _drop_glitches(stacked, self.glitchy)
+        for (step, averaged), targets in self.targets.items():
+            grid = grids[step, averaged]
+            columns, first, starts = self._columns(step, grid.shape[-1])
+            if not columns.size:
+                continue
+            binned = stacked[[entry for entries, _, _ in targets for entry in entries], first:]
+            places = np.array([signal * grid.shape[1] + row for _, signal, rows in targets for row in rows])
+            if starts.size == binned.shape[-1]:
+                pass
+            elif averaged:
+                binned = np.add.reduceat(binned, starts, axis=-1)
+                binned /= np.diff(starts, append=self.times.size - first)
+            else:
+                binned = binned[:, np.append(starts[1:], binned.shape[-1]) - 1]
+            flat = grid.reshape(-1, grid.shape[-1])
+            if columns[-1] - columns[0] == columns.size - 1:
+                flat[places, columns[0] : columns[-1] + 1] = binned
+            else:
+                flat[places[:, np.newaxis], columns] = binned
+
+    def _columns(self, step: float, size: int) -> tuple[Indices, int, Indices]:
+        """Return the columns that get values, the first sample that counts, and where each column starts from it."""
+        last = float(self.times[-1])
+        late = math.floor((self.now_s - last) / step)
+        half = min(self.spacing_s, step) / 2.0
+        back = np.floor((last - self.times + half) / step).astype(np.intp) + late
+        first = int(np.searchsorted(-back, -(size - 1)))  # `back` falls with time
+        back = back[first:]
+        if not back.size:
+            return back, first, back
+        starts = np.concatenate(([0], np.flatnonzero(back[1:] != back[:-1]) + 1))
+        return size - 1 - back[starts], first, starts
+
+
+def _drop_glitches(values: Array, chosen: Iterable[int]) -> None:
+    """Replace single zeros between two busy samples by the one before."""
+    rows = list(chosen)
+    read = values[rows]
+    busy = read > GLITCH_RATIO
+    glitch = (read[:, 1:-1] == 0.0) & busy[:, :-2] & busy[:, 2:]
+    if glitch.any():
+        read[:, 1:-1] = np.where(glitch, read[:, :-2], read[:, 1:-1])
+        values[rows] = read
+
+
+class _Place:
+    """A channel's places in the grids of a layout."""
+
+    def __init__(self, channel: str) -> None:
+        self.channel = channel
+        self.reach_s = 0.0
+        self.drop_glitches = False
+        self.targets: list[tuple[_Kind, int]] = []  # kind of grid, position of the signal
+
+    def add(self, name: str, place: int) -> None:
+        """Take one of the signals of the channel."""
+        signal = SIGNALS[name]
+        self.reach_s = max(self.reach_s, REACH_S[signal.step_s])
+        self.drop_glitches |= signal.drop_glitches
+        self.targets.append(((signal.step_s, signal.averaged), place))
+
+
+class _Layout:
+    """Where the signals of GPUs, or those of their peers, lie in the grids."""
+
+    def __init__(self, *, of_peers: bool) -> None:
+        self.names: dict[_Kind, list[str]] = {}
+        # Decades last: one slice.
+        for name, signal in sorted(SIGNALS.items(), key=lambda item: item[1].decades):
+            if signal.of_peers == of_peers:
+                self.names.setdefault((signal.step_s, signal.averaged), []).append(name)
+        self._of_gpu = self._places(of_host=False)
+        self._of_host = self._places(of_host=True)
+
+    def _places(self, *, of_host: bool) -> tuple[_Place, ...]:
+        found: dict[str, _Place] = {}
+        for names in self.names.values():
+            for place, name in enumerate(names):
+                channel = SIGNALS[name].channel
+                if SIGNALS[name].of_host == of_host:
+                    found.setdefault(channel, _Place(channel)).add(name, place)
+        return tuple(found.values())
+
+    def fill(self, batch: Sequence[tuple[Signals, float]]) -> dict[_Kind, Array]:
+        """Return the grids of all signals by kind, shape (signals, rows, columns), from as far back as is said."""
+        grids = {
+            (step, averaged): np.full((len(names), len(batch), round(REACH_S[step] / step)), np.nan)
+            for (step, averaged), names in self.names.items()
+        }
+        axes = _Axes()
+        gpus: list[_Source] = [(row, one.gpu, one.now_s, reach_s) for row, (one, reach_s) in enumerate(batch)]
+        for place in self._of_gpu:
+            axes.gather(place, gpus)
+        hosts: dict[tuple[int, float, float], _Source] = {}
+        alike: list[tuple[int, int]] = []
+        for row, (one, far_s) in enumerate(batch):
+            reach_s = min(far_s, _LONGEST_S)
+            first = hosts.setdefault((id(one.host), one.now_s, reach_s), (row, one.host, one.now_s, reach_s))
+            alike.append((first[0], row))
+        for place in self._of_host:
+            axes.gather(place, hosts.values())
+        axes.fill(grids)
+        for first_row, row in alike:
+            for place in self._of_host if row != first_row else ():
+                for kind, signal in place.targets:
+                    grids[kind][signal, row] = grids[kind][signal, first_row]
+        for kind, names in self.names.items():
+            _normalise(grids[kind], names, [one for one, _ in batch])
+        return grids
+
+
+#: The row of a GPU, what holds its channels, the moment that is looked at and how far back.
+_Source = tuple[int, GpuHistory | HostHistory, float, float]
+
+
+class _Axes:
+    """Every channel that is read, by the times it has: those of one tick share them, for all GPUs."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[float, int, float], list[_Axis]] = {}
+
+    def gather(self, place: _Place, sources: Iterable[_Source]) -> None:
+        """Read a channel of GPUs or hosts, each with its row, its moment and how far it may look back."""
+        found: dict[int, tuple[_Axis, list[Array], list[int]]] = {}
+        axis: _Axis | None = None
+        for row, source, now_s, reach_s in sources:
+            times, values = source.series(place.channel, now_s, min(reach_s, place.reach_s))
+            if not times.size:
+                continue
+            content = times.tobytes()
+            if axis is None or axis.content != content or axis.now_s != now_s:
+                axis = self._axis(times, content, now_s)
+            entry = found.get(id(axis))
+            if entry is None:
+                found[id(axis)] = axis, [values], [row]
+            else:
+                entry[1].append(values)
+                entry[2].append(row)
+        for axis, series, rows in found.values():
+            axis.add(place, series, rows)
+
+    def _axis(self, times: Array, content: bytes, now_s: float) -> _Axis:
+        same = self._known.setdefault((now_s, times.size, float(times[0])), [])
+        found = next((axis for axis in same if axis.content == content), None)
+        if found is None:
+            found = _Axis(times, now_s, content)
+            same.append(found)
+        return found
+
+    def fill(self, grids: dict[_Kind, Array]) -> None:
+        """Write all values to their places."""
+        for same in self._known.values():
+            for axis in same:
+                axis.fill(grids)
+
+
+def _normalise(grid: Array, names: Sequence[str], batch: Sequence[Signals]) -> None:
+    """Divide every signal by its scale and make decades of rates, in place."""
+    first = len(names)
+    for place, name in enumerate(names):
+        signal = SIGNALS[name]
+        if signal.scale is not None or signal.of_host:
+            divisors = [one.divisor(signal) or math.nan for one in batch]
+            grid[place] /= np.array(divisors)[:, np.newaxis]
+        if signal.decades:
+            first = min(first, place)
+    if first < len(names):
+        grid[first:] = np.log10(1.0 + np.maximum(grid[first:], 0.0) / RATE_FLOOR)
+
+
+_LONGEST_S: Final = max(REACH_S.values())
+_OWN: Final = _Layout(of_peers=False)
+_PEERS: Final = _Layout(of_peers=True)
+_NO_HOST: Final = HostHistory(1.0)
+
+
+def position(name: str) -> int:
+    """Return the position of signal `name` among the signals of its window."""
+    signal = SIGNALS[name]
+    return (_PEERS if signal.of_peers else _OWN).names[signal.step_s, signal.averaged].index(name)
+
+
+def kind_of(name: str) -> Hashable:
+    """Return what signals of one window have in common with signal `name`."""
+    signal = SIGNALS[name]
+    return signal.step_s, signal.averaged, signal.of_peers
