@@ -147,6 +147,7 @@ def _add_windows(
                     builder.add(
                         gpu, history.host, first_s + now_s, span_s,
                         label=recording.label, group=number, family=recording.source, gpu_count=len(keys),
+                        peers=list(history.gpus.values()),
                     )  # fmt: skip
 
 

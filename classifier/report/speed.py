@@ -10,10 +10,11 @@ import numpy as np
 
 from agent.clock import process_cpu_seconds, stopwatch
 from agent.history import History
-from classifier.features import compute_gpu
+from classifier.features import compute_all
 from classifier.model import load
 from classifier.report.playback import through
 from classifier.report.simulated import simulated_run
+from classifier.signals import Signals
 from classifier.simulator.recorder import ticks
 
 _GPUS: Final = 16
@@ -42,7 +43,8 @@ def measure_speed(bundle: Path) -> Speed:
     decisions, loads = [], []
     for _ in range(_REPEATS):
         before = process_cpu_seconds()
-        model.predict(np.stack([compute_gpu(gpu, history.host, now_s, gpu_count=_GPUS) for gpu in asked]))
+        signals = [Signals(gpu, history.host, now_s, gpu_count=_GPUS, peers=asked) for gpu in asked]
+        model.predict(np.asarray(compute_all(signals)))
         decisions.append(process_cpu_seconds() - before)
         before = stopwatch()
         load(bundle)

@@ -24,6 +24,7 @@ from classifier.report.baselines import Baseline
 from classifier.report.metrics import Flags, Labels
 from classifier.signals import Signals
 from classifier.simulator import SimulatedRun
+from classifier.simulator.run import SimulatedGpu
 
 #: Lengths of the evidence in seconds.
 SPANS_S: Final = (60.0, 300.0)
@@ -75,9 +76,10 @@ class WindowsBuilder:
         group: int,
         family: str,
         gpu_count: int,
+        peers: Sequence[GpuHistory] = (),
         skip_waiting: bool = False,
     ) -> bool:
-        """Add the window of `span_s` that ends at `now_s` and return True.
+        """Add the window of `span_s` that ends at `now_s` and return True; `peers` are the GPUs of the host.
 
         With `skip_waiting` nothing is added and False returned where the idle rule holds although the label is not
         idle: a job that waits is idle for as long, and no model is asked about it.
@@ -97,7 +99,7 @@ class WindowsBuilder:
             offered = {channel: series for channel, series in raw.items() if channel in PROFILES[name] and series.size}
             answers.append([baseline.answer(offered) for baseline in self._baselines])
         columns = self._columns
-        columns["rows"].append(compute_gpu(gpu, host, now_s, since_s=since_s, gpu_count=gpu_count))
+        columns["rows"].append(compute_gpu(gpu, host, now_s, since_s=since_s, gpu_count=gpu_count, peers=peers))
         columns["labels"].append(CLASSES.index(label))
         columns["groups"].append(group)
         columns["families"].append(family)
@@ -187,34 +189,37 @@ def add_run(
     """
     traffic = {name: _with_neighbour(name, one, neighbour) for name, one in run.host_channels.items()}
     count = len(run.gpus) + (len(neighbour.gpus) if neighbour else 0)
+    last_s = float(run.core_s[-1])
+    spans_s = [span_s for span_s in SPANS_S if span_s <= last_s]
+    drawn = [
+        (float(now_s), span_s, int(position))
+        for position in np.sort(rng.permutation(len(run.gpus))[:gpus])
+        for span_s in spans_s
+        for now_s in rng.uniform(span_s, last_s, moments)
+    ]
+    host, histories = HostHistory(_HORIZON_S), [_history(simulated) for simulated in run.gpus]
+    fillers = [_Filler(history, one.channels) for history, one in zip(histories, run.gpus, strict=True)]
+    fillers.append(_Filler(host, traffic))
     waited = 0
-    for position in np.sort(rng.permutation(len(run.gpus))[:gpus]):
-        simulated = run.gpus[position]
-        gpu = GpuHistory(simulated.key, _HORIZON_S)
-        gpu.limits = GpuLimits(
-            monotonic_s=0.0, wall_s=0.0, key=simulated.key, power_limit_watts=simulated.power_limit_watts
-        )
-        host = HostHistory(_HORIZON_S)
-        fillers = (_Filler(gpu, simulated.channels), _Filler(host, traffic))
-        last_s = float(run.core_s[-1])
-        drawn = [
-            (float(now_s), span_s)
-            for span_s in SPANS_S
-            if span_s <= last_s
-            for now_s in rng.uniform(span_s, last_s, moments)
-        ]
-        for now_s, span_s in sorted(drawn):
-            label = label_over(run, simulated.key.gpu, now_s - span_s, now_s)
-            if label is None:
-                continue
-            for filler in fillers:
-                filler.fill_to(now_s)
-            is_added = builder.add(
-                gpu, host, now_s, span_s,
-                label=label, group=group, family=run.scenario.kind, gpu_count=count, skip_waiting=True,
-            )  # fmt: skip
-            waited += not is_added
+    for now_s, span_s, position in sorted(drawn):
+        label = label_over(run, run.gpus[position].key.gpu, now_s - span_s, now_s)
+        if label is None:
+            continue
+        for filler in fillers:
+            filler.fill_to(now_s)
+        is_added = builder.add(
+            histories[position], host, now_s, span_s,
+            label=label, group=group, family=run.scenario.kind, gpu_count=count, peers=histories, skip_waiting=True,
+        )  # fmt: skip
+        waited += not is_added
     return waited
+
+
+def _history(simulated: SimulatedGpu) -> GpuHistory:
+    """Return the empty history of a GPU whose limit is known."""
+    gpu, watts = GpuHistory(simulated.key, _HORIZON_S), simulated.power_limit_watts
+    gpu.limits = GpuLimits(monotonic_s=0.0, wall_s=0.0, key=simulated.key, power_limit_watts=watts)
+    return gpu
 
 
 def label_over(run: SimulatedRun, gpu: int, start_s: float, end_s: float) -> str | None:
