@@ -50,8 +50,8 @@ class ReportConfig:
     training_scenarios: int = 4000
     folds: int = 4
     #: Windows of the simulated training that the models of the real sources are fitted on, too.
-    recorded_training_windows: int = 8000
-    scenarios_per_family: int = 30
+    recorded_training_windows: int = 5000
+    scenarios_per_family: int = 24
     #: Runs of each family that are played through the labeller, under each profile.
     runs_per_family: int = 2
     #: One family in so many is played.
