@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ from classifier.profiles import columns_of
 from classifier.signals import Signals
 from classifier.simulator import SimulatedRun, random_scenario, simulate_arrays
 from classifier.simulator.run import SimulatedGpu
+from classifier.simulator.styles import with_random_recorder
 
 #: Channels by the group that is there or not as a whole, and the probability that it is missing.
 CHANNEL_GROUPS: Final[Mapping[str, tuple[float, tuple[str, ...]]]] = {
@@ -94,6 +95,9 @@ class DatasetConfig:
     duration_s: tuple[float, float] = (300.0, 900.0)
     #: Share of the scenarios whose host also carries the traffic of another job.
     shared_host_share: float = 0.4
+    #: Share of the scenarios that a recorder of a random style writes, with its columns, interval and failures. The
+    #: others are seen by an agent that reads all there is, of which channel groups are left out at random.
+    foreign_recorder_share: float = 0.3
     #: Sampling intervals to choose from, independently of the kind.
     intervals_s: tuple[float, ...] = (0.5, 1.0, 1.0, 1.0, 2.0, 5.0, 10.0)
 
@@ -131,6 +135,10 @@ def simulate_dataset(config: DatasetConfig, seed: int, progress: Callable[[str],
     for number in range(config.scenarios):
         rng = np.random.default_rng([seed, 1, number])
         scenario = random_scenario(rng, duration_s=config.duration_s, intervals_s=config.intervals_s)
+        if rng.random() < config.foreign_recorder_share:
+            scenario = with_random_recorder(rng, scenario)
+        else:
+            scenario = replace(scenario, recorder="agent_capable")
         run = simulate_arrays(scenario, seed=int(rng.integers(2**31)))
         shared = neighbour if rng.random() < config.shared_host_share else None
         neighbour = run
