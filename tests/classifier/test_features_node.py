@@ -229,9 +229,10 @@ def test_a_real_run_recorded_fast_shows_the_same_at_1_2_and_5_s(name):
     for other, interval_s in ((one, 1), (two, 2), (five, 5)):
         check_alike(whole, other, (name, interval_s))
         again = model.predict(other).probabilities
-        # Measured: 0.07 at most on average. What decides may lie near a split, so that one GPU of eight may differ.
         assert np.abs(again - answers).mean() < 0.12, (name, interval_s)
-        assert (again.argmax(axis=1) == answers.argmax(axis=1)).mean() >= 0.75, (name, interval_s)
+        # What the model would not say at one of them may be either word: what it says at both is the same.
+        both = np.minimum(again.max(axis=1), answers.max(axis=1)) >= model.threshold
+        assert (again.argmax(axis=1) == answers.argmax(axis=1))[both].all(), (name, interval_s)
 
 
 def test_how_finely_power_and_memory_are_written_down_does_not_show():
