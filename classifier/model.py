@@ -1,8 +1,14 @@
 """The model: load a bundle of plain arrays and JSON, and evaluate it with NumPy alone.
 
-A bundle is a folder with `model.json` (what it is and expects), `arrays.npz` (the trees of a histogram gradient
-boosting and the out-of-domain statistics) and `card.md` (for people). Nothing in it is executed. The scores equal
-scikit-learn's to 1e-9; `classifier.training` writes bundles, `classifier.trees` holds the arithmetic.
+A bundle is a folder with `model.json` (what it is and expects), `arrays.npz` (the trees of two histogram gradient
+boostings and the out-of-domain statistics) and `card.md` (for people). Nothing in it is executed. The scores equal
+scikit-learn's to 1e-9; `classifier.training` writes bundles, `classifier.hierarchy` and `classifier.trees` hold the
+arithmetic.
+
+What a caller needs: `Model.predict(rows)` gives probabilities over vocabulary.CLASSES and an out-of-domain ratio (above
+1: do not believe them); `Model.thresholds_of(rows)` gives the least probability at which each row's answer is worth
+saying, which depends on the profile the row holds (`classifier.profiles`); `Model.threshold` is the one for rows with
+profiling or link counters, where a single figure is wanted.
 """
 
 from __future__ import annotations
@@ -22,10 +28,12 @@ from numpy.typing import NDArray
 from agent.errors import UsageError
 from agent.history import Array
 from agent.vocabulary import CLASSES
-from classifier.features import CORE_FEATURES, FEATURES
-from classifier.trees import Trees, softmax
+from classifier.features import CORE_FEATURES, FEATURE_NAMES, FEATURES
+from classifier.hierarchy import LEVELS, Hierarchy, Level
+from classifier.profiles import PROFILE_NAMES, profile_of
 
-SCHEMA: Final = 1
+#: 1 was one level with one temperature and one threshold.
+SCHEMA: Final = 2
 JSON_NAME: Final = "model.json"
 ARRAYS_NAME: Final = "arrays.npz"
 CARD_NAME: Final = "card.md"
@@ -53,15 +61,18 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Domain:
-    """Out-of-domain statistics: mean and deviation of the core features per class, and where refusal starts."""
+    """Out-of-domain statistics: mean and deviation of the core features per prototype, and where refusal starts.
+
+    A prototype is one trained family in one class (the steady work of a trainer, say); there are a few dozen.
+    """
 
     columns: NDArray[np.int64]  # (core,) columns of the core features
-    means: Array  # (classes, core)
-    deviations: Array  # (classes, core), positive
-    threshold: float
+    means: Array  # (prototypes, core)
+    deviations: Array  # (prototypes, core), positive
+    thresholds: Array  # (profiles,) in the order of PROFILE_NAMES: few features scatter more than many
 
-    def ratio(self, rows: Array) -> Array:
-        """Return the diagonal Mahalanobis distance to the nearest class over the threshold, shape (rows,).
+    def distance(self, rows: Array) -> Array:
+        """Return the diagonal Mahalanobis distance to the nearest prototype, shape (rows,).
 
         The distance is the root of the mean squared deviation over the features that are not NaN; NaN where fewer than
         three are left.
@@ -72,11 +83,16 @@ class Domain:
         squared = ((filled - self.means) / self.deviations) ** 2 * known[:, np.newaxis, :]
         count = known.sum(axis=1)
         distance = np.sqrt(squared.sum(axis=2).min(axis=1) / np.maximum(count, 1))
-        result: Array = np.where(count >= _MINIMUM_CORE, distance / self.threshold, np.nan)
+        result: Array = np.where(count >= _MINIMUM_CORE, distance, np.nan)
+        return result
+
+    def ratio(self, rows: Array) -> Array:
+        """Return the distance over the refusal threshold of each row's profile, shape (rows,); NaN as `distance`."""
+        result: Array = self.distance(rows) / self.thresholds[profile_of(rows)]
         return result
 
     def farthest(self, row: Array, count: int) -> list[int]:
-        """Return the columns of one row that lie farthest from its nearest class, farthest first, at most `count`."""
+        """Return the columns of one row farthest from its nearest prototype, farthest first, at most `count`."""
         core = row[self.columns]
         deviation = np.abs((core - self.means) / self.deviations)
         known = np.isfinite(core)
@@ -92,24 +108,33 @@ class Model:
 
     version: str
     sha256: str  # of arrays.npz and model.json together: changes with any byte of either
-    trees: Trees
-    temperature: float
+    hierarchy: Hierarchy
     domain: Domain
-    threshold: float  # least probability of a label; below it the model abstains
+    thresholds: Mapping[str, float]  # by profile: least probability of a label; below it the model abstains
     deciding_features: tuple[str, ...]  # the ones with the highest gain, best first
     metadata: Mapping[str, Any]  # all of model.json
+
+    @property
+    def threshold(self) -> float:
+        """Least probability of a label on rows that hold more than nvidia-smi's columns."""
+        return max(self.thresholds["G"], self.thresholds["N"])
+
+    def thresholds_of(self, rows: Array) -> Array:
+        """Return the least probability of a label for each row, by the profile that it holds, shape (rows,)."""
+        result: Array = np.array([self.thresholds[name] for name in PROFILE_NAMES])[profile_of(rows)]
+        return result
 
     def predict(self, rows: Array) -> Prediction:
         """Return calibrated probabilities and out-of-domain ratios of feature rows, shape (rows, features)."""
         rows = np.asarray(rows, dtype=np.float64)
         return Prediction(
-            probabilities=softmax(self.trees.raw(rows) / self.temperature),
+            probabilities=self.hierarchy.probabilities(rows),
             out_of_domain_ratio=self.domain.ratio(rows),
         )
 
     def contributions(self, row: Array) -> Array:
         """Return what each feature of one row adds to the score of every class, shape (features, classes)."""
-        return self.trees.contributions(np.asarray(row, dtype=np.float64), len(FEATURES)) / self.temperature
+        return self.hierarchy.contributions(np.asarray(row, dtype=np.float64), len(FEATURES))
 
 
 def load(directory: Path = BUNDLED) -> Model:
@@ -131,17 +156,18 @@ def load(directory: Path = BUNDLED) -> Model:
         model = Model(
             version=str(metadata["version"]),
             sha256=hashlib.sha256(packed + text).hexdigest(),
-            trees=Trees.from_arrays(arrays, features=len(FEATURES), classes=len(CLASSES)),
-            temperature=float(metadata["temperature"]),
-            domain=_domain(arrays, float(metadata["domain_threshold"])),
-            threshold=float(metadata["threshold"]),
+            hierarchy=Hierarchy(
+                **{name: Level.load(name, metadata["levels"][name], arrays, features=len(FEATURES)) for name in LEVELS}
+            ),
+            domain=_domain(arrays, [float(metadata["domain_thresholds"][name]) for name in PROFILE_NAMES]),
+            thresholds={name: float(metadata["thresholds"][name]) for name in PROFILE_NAMES},
             deciding_features=tuple(str(name) for name in metadata["deciding_features"]),
             metadata=metadata,
         )
     except (KeyError, ValueError, TypeError) as error:
         raise _unfit(directory, f"{type(error).__name__}: {error}") from error
-    if not (0.0 < model.temperature < float("inf") and 0.0 < model.threshold <= 1.0):
-        raise _unfit(directory, "temperature or threshold is out of range")
+    if not all(0.0 < threshold <= 1.0 for threshold in model.thresholds.values()):
+        raise _unfit(directory, "a threshold is out of range")
     return model
 
 
@@ -179,17 +205,21 @@ def _unpack(directory: Path, packed: bytes) -> dict[str, NDArray[Any]]:
         raise _unfit(directory, f"{ARRAYS_NAME} is no array file: {error}") from error
 
 
-def _domain(arrays: Mapping[str, NDArray[Any]], threshold: float) -> Domain:
+def _domain(arrays: Mapping[str, NDArray[Any]], thresholds: list[float]) -> Domain:
     means = np.asarray(arrays["domain_mean"], dtype=np.float64)
     deviations = np.asarray(arrays["domain_deviation"], dtype=np.float64)
-    shape = (len(CLASSES), len(CORE_FEATURES))
-    if means.shape != shape or deviations.shape != shape:
-        raise ValueError(f"out-of-domain statistics are not of shape {shape}")
-    if not (np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations > 0).all() and threshold > 0):
+    if means.ndim != 2 or means.shape[1] != len(CORE_FEATURES) or not means.size or deviations.shape != means.shape:
+        raise ValueError(f"out-of-domain statistics are not of {len(CORE_FEATURES)} features")
+    if not (np.isfinite(means).all() and np.isfinite(deviations).all() and (deviations > 0).all()):
         raise ValueError("out-of-domain statistics are not finite and positive")
-    names = [feature.name for feature in FEATURES]
-    columns = np.array([names.index(name) for name in CORE_FEATURES], dtype=np.int64)
-    return Domain(columns=columns, means=means, deviations=deviations, threshold=threshold)
+    if not all(0.0 < threshold < float("inf") for threshold in thresholds):
+        raise ValueError("an out-of-domain threshold is out of range")
+    return Domain(columns=core_columns(), means=means, deviations=deviations, thresholds=np.array(thresholds))
+
+
+def core_columns() -> NDArray[np.int64]:
+    """Return the columns of the core features."""
+    return np.array([FEATURE_NAMES.index(name) for name in CORE_FEATURES], dtype=np.int64)
 
 
 def _read(path: Path) -> bytes:

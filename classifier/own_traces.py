@@ -127,6 +127,7 @@ def own_dataset(
         labels=np.array(labels, dtype=np.int64),
         groups=np.array(groups, dtype=np.int64),
         kinds=np.array(kinds),
+        sources=np.array([kind.removeprefix(OWN) for kind in kinds]),
     )
     return OwnTraces(
         data=data,

@@ -8,6 +8,7 @@ a profile may still be missing on one machine.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Final
 
@@ -56,10 +57,13 @@ PROFILES: Final[Mapping[str, frozenset[str]]] = {"U": _UTILIZATION, "P": _POWER,
 PROFILE_NAMES: Final[tuple[str, ...]] = tuple(PROFILES)
 
 
+@cache
 def columns_of(profile: str) -> NDArray[np.bool_]:
     """Return which features of the table can be computed from the channels of `profile`, shape (features,)."""
     channels = PROFILES[profile]
-    return np.array([all(SIGNALS[name].channel in channels for name in f.channels) for f in FEATURES])
+    columns = np.array([all(SIGNALS[name].channel in channels for name in f.channels) for f in FEATURES])
+    columns.flags.writeable = False  # it is kept, and shared by all who ask
+    return columns
 
 
 def mask(rows: Array, profile: str) -> Array:

@@ -1,14 +1,14 @@
-"""The bundle that a training writes: configuration, report, arrays, metadata and model card."""
+"""The bundle that a training writes: report, arrays, metadata and model card."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,57 +16,56 @@ from numpy.typing import NDArray
 from agent.errors import FaultError
 from agent.vocabulary import CLASSES
 from classifier.features import CORE_FEATURES, FEATURE_NAMES
+from classifier.hierarchy import ACTIVITY_CLASSES
 from classifier.model import ARRAYS_NAME, CARD_NAME, ESTIMATOR, JSON_NAME, SCHEMA, Domain, feature_schema
 from classifier.own_traces import OwnTraces
-from classifier.scores import Scores
-from classifier.training_data import Dataset, DatasetConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingConfig:
-    """Tunables of `train`."""
-
-    version: str = "1"
-    estimator: str = ESTIMATOR
-    seed: int = 1
-    #: Models fitted with other random features each, whose scores are averaged: one alone is too sure of what it saw.
-    members: int = 2
-    #: Share of the scenarios each member is fitted on.
-    member_share: float = 1.0
-    max_iter: int = 120
-    max_depth: int = 5
-    max_leaf_nodes: int = 16
-    min_samples_leaf: int = 20
-    learning_rate: float = 0.1
-    l2_regularization: float = 1.0
-    #: Share of right labels among the decided calibration windows that are not idle; sets the abstention threshold.
-    target_precision: float = 0.97
-    #: Quantile of the calibration distances at which refusal as out of domain starts.
-    domain_quantile: float = 0.995
-    data: DatasetConfig = field(default_factory=DatasetConfig)
+from classifier.profiles import PROFILE_NAMES
+from classifier.scores import Scores, show
+from classifier.training_config import TrainingConfig
+from classifier.training_data import Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingReport:
-    """What a training gave: where the bundle is, and how it does on simulated scenarios it has not seen."""
+    """What a training gave: where the bundle is, and how it does on windows it has not seen."""
 
     directory: Path
     windows: int
-    scenarios: int
-    temperature: float
-    threshold: float
-    test: Scores
-    basic_test: Scores  # test windows on which nothing but nvidia-smi's columns is measured
+    scenarios: int  # and recordings
+    recorded: int  # windows that come from recordings
+    temperatures: tuple[float, float]
+    thresholds: Mapping[str, float]  # by profile
+    test: Mapping[str, Scores]  # by profile: scenarios held out, of families that were trained on
+    held_out: Mapping[
+        str, Scores
+    ]  # by profile: whole families held out; they have a share in temperatures and thresholds
 
     def format(self) -> str:
         """Return the report as text."""
         return (
             f"bundle written to {self.directory}\n"
-            f"{self.windows} windows of {self.scenarios} simulated scenarios, temperature {self.temperature:.3g}, "
-            f"threshold {self.threshold:.3g}\n"
-            f"held-out simulated scenarios:\n{self.test.format()}\n"
-            f"the same with nvidia-smi columns only:\n{self.basic_test.format()}\n"
+            f"{self.windows} windows ({self.recorded} recorded) of {self.scenarios} scenarios and recordings, "
+            f"temperatures {self.temperatures[0]:.3g} and {self.temperatures[1]:.3g}, thresholds "
+            f"{', '.join(f'{name} {value:.3g}' for name, value in self.thresholds.items())}\n"
+            f"held-out {self._what()} of trained families:\n{format_profiles(self.test)}\n"
+            + (f"whole families held out:\n{format_profiles(self.held_out)}\n" if self.held_out else "")
         )
+
+    def _what(self) -> str:
+        return "scenarios and recordings" if self.recorded else "simulated scenarios"
+
+
+def format_profiles(scores: Mapping[str, Scores]) -> str:
+    """Return one line per profile in Markdown."""
+    lines = [
+        "| profile | windows | balanced accuracy | macro-F1 | calibration error | coverage | balanced where decided |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, one in scores.items():
+        figures = (one.balanced_accuracy_forced, one.macro_f1_forced, one.calibration_error, one.coverage)
+        windows = sum(part.windows for part in one.classes.values())
+        lines.append(f"| {name} | {windows} | " + " | ".join(map(show, (*figures, one.balanced_accuracy))) + " |")
+    return "\n".join(lines)
 
 
 def write_bundle(directory: Path, metadata: dict[str, Any], arrays: dict[str, NDArray[Any]], card: str) -> None:
@@ -87,46 +86,55 @@ def metadata_of(
     config: TrainingConfig,
     data: Dataset,
     report: TrainingReport,
+    *,
+    classes: Sequence[str],
     domain: Domain,
     deciding: Sequence[str],
-    *,
     own: OwnTraces | None = None,
 ) -> dict[str, Any]:
     """Return what model.json says; `write_bundle` adds the digest of the arrays."""
     import sklearn
 
-    simulated = config.data.scenarios > 0
     trained_on = "simulated data only"
     if own is not None:
-        trained_on = f"simulated data and {own.describe()}" if simulated else own.describe()
-
+        trained_on = f"simulated data and {own.describe()}" if config.data.scenarios > 0 else own.describe()
     return {
         "schema": SCHEMA,
         "version": config.version,
         "estimator": ESTIMATOR,
         "classes": list(CLASSES),
         "features": feature_schema(),
-        "temperature": report.temperature,
-        "threshold": report.threshold,
-        "domain_threshold": domain.threshold,
+        "levels": {
+            "activity": {"classes": list(ACTIVITY_CLASSES), "temperature": report.temperatures[0]},
+            "workload": {"classes": list(classes), "temperature": report.temperatures[1]},
+        },
+        "thresholds": dict(report.thresholds),
+        "domain_thresholds": dict(zip(PROFILE_NAMES, domain.thresholds.tolist(), strict=True)),
         "deciding_features": list(deciding),
         "trained_on": trained_on,
         "training": {
             "seed": config.seed,
             "windows": report.windows,
+            "recorded_windows": report.recorded,
             "scenarios": report.scenarios,
             "kinds": {str(kind): int((data.kinds == kind).sum()) for kind in np.unique(data.kinds)},
             "data_sha256": data.digest(),
-            "members": config.members,
-            "max_iter": config.max_iter,
-            "max_depth": config.max_depth,
-            "max_leaf_nodes": config.max_leaf_nodes,
-            "learning_rate": config.learning_rate,
+            **{name: getattr(config, name) for name in _TOLD},
             **({} if own is None else {"own_traces": own.as_dict()}),
         },
-        "held_out_simulated": {"all": report.test.as_dict(), "nvidia_smi_columns": report.basic_test.as_dict()},
+        "held_out_simulated": {
+            "scenarios": {name: one.as_dict() for name, one in report.test.items()},
+            "families": {name: one.as_dict() for name, one in report.held_out.items()},
+        },
         "libraries": {"scikit-learn": sklearn.__version__, "numpy": np.__version__},
     }
+
+
+_TOLD: Final = (
+    "exclude_kinds", "copies", "members", "max_iter", "activity_iter", "max_bins", "max_depth", "max_leaf_nodes",
+    "min_samples_leaf", "learning_rate", "l2_regularization", "max_features", "family_balance", "recorded_share",
+    "family_folds", "unseen_share", "target_precision", "domain_quantile",
+)  # fmt: skip
 
 
 def domain_arrays(domain: Domain) -> dict[str, NDArray[Any]]:
@@ -147,16 +155,34 @@ def card_of(metadata: dict[str, Any], report: TrainingReport) -> str:
             f"**Trained on {metadata['trained_on']}.** Figures below are from simulated scenarios and own traces held "
             "out together,\nwhole ones each; they are no promise for other machines."
         )
+    excluded = f"\nNever trained on: {', '.join(training['exclude_kinds'])}.\n" if training["exclude_kinds"] else ""
+    families = (
+        f"""
+## Families held out
+
+Whole kinds of workload held out in turn, pooled: the trees that scored them have not seen the kinds. They have a share
+of {training["unseen_share"]:g} in what temperatures and thresholds are set on.
+
+{format_profiles(report.held_out)}
+"""
+        if report.held_out
+        else ""
+    )
     return f"""# Model card: warpwatch workload model {metadata["version"]}
 
 {origin}
 
 ## What it is
 
-The mean of {training["members"]} fits of scikit-learn's {ESTIMATOR} ({metadata["libraries"]["scikit-learn"]};
-{training["max_iter"]} rounds, depth at most {training["max_depth"]}, {training["max_leaf_nodes"]} leaves), exported as
-arrays. {len(FEATURE_NAMES)} features over 15 to 900 s; temperature {report.temperature:.3g}; abstention below
-{report.threshold:.3g}; a diagonal Mahalanobis distance over {core} core features refuses what is out of its domain.
+Two levels: idle or busy, then {", ".join(metadata["levels"]["workload"]["classes"])}. Each is the mean of
+{training["members"]} fits of scikit-learn's {ESTIMATOR} ({metadata["libraries"]["scikit-learn"]};
+{training["activity_iter"]} and {training["max_iter"]} rounds, depth at most {training["max_depth"]},
+{training["max_leaf_nodes"]} leaves), exported as arrays.
+{len(FEATURE_NAMES)} features over 15 to 900 s; temperatures {report.temperatures[0]:.3g} and
+{report.temperatures[1]:.3g}; abstention below {levels(report.thresholds)} by channel profile; a diagonal Mahalanobis
+distance over {core} core features to the nearest trained family refuses what is out of its domain.
+
+Profiles: U utilisation and memory, P with power and clocks, G with profiling, NVLink and PCIe, N with the node around.
 
 ## Data
 
@@ -164,22 +190,26 @@ arrays. {len(FEATURE_NAMES)} features over 15 to 900 s; temperature {report.temp
 {training["data_sha256"]}:
 
 {kinds}
+{excluded}
+Channels are left out by profile and by group at random, independently of the class ({training["copies"]} draws for each
+scenario), and sampling intervals vary. Whole scenarios are held out, never single windows.
 
-Channel groups (GPM, NVLink, PCIe, memory utilisation, processes, host I/O, power, power limit) are removed at random,
-independently of the class, and sampling intervals vary. Whole scenarios are held out, never single windows.
+## Held-out scenarios of trained families
 
-## Held-out simulated scenarios
+{format_profiles(report.test)}
 
-{report.test.format()}
+Profile N by class:
 
-With nvidia-smi columns only:
-
-{report.basic_test.format()}
-
+{report.test["N"].format()}
+{families}
 ## Limits
 
-- With nvidia-smi columns alone, training and inference do not separate on machines never seen; the labeller therefore
-  asks for a high probability there and says `unknown` otherwise.
-- `other` (HPC, mining) is known from few simulated families; graphics and video are not simulated.
+- With nvidia-smi columns alone (U, P), training and inference do not separate on machines never seen; the labeller
+  therefore asks for a high probability there and says `unknown` otherwise.
 - Levels are per board family through limits and sizes; boards whose limit is not known give no power features.
 """
+
+
+def levels(values: Mapping[str, float]) -> str:
+    """Return thresholds by profile as text."""
+    return ", ".join(f"{name} {value:.3g}" for name, value in values.items())

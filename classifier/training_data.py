@@ -1,15 +1,17 @@
 """Training windows: simulated nodes, seen through the same history and features as live ones.
 
 Each scenario is one simulated node with one kind of workload; its windows share its group, so that a split never puts
-two windows of one scenario on both sides. What the sensors offer (channel groups, limits) is drawn per scenario,
-independently of the class.
+two windows of one scenario on both sides. Windows hold every channel that the simulated board has: what other machines
+lack is left out later (`classifier.training_channels`), as often as wanted from one simulation.
+
+`Dataset` is also how recorded windows come in: one group for each recording, one source for each place they are from.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -21,66 +23,17 @@ from agent.trace import Phase
 from agent.vocabulary import CLASSES
 from classifier.features import FEATURE_NAMES, compute_all
 from classifier.labeller import LabellerConfig, looks_idle
-from classifier.profiles import columns_of
 from classifier.signals import Signals
 from classifier.simulator import SimulatedRun, random_scenario, simulate_arrays
 from classifier.simulator.run import SimulatedGpu
 from classifier.simulator.styles import with_random_recorder
 
-#: Channels by the group that is there or not as a whole, and the probability that it is missing.
-CHANNEL_GROUPS: Final[Mapping[str, tuple[float, tuple[str, ...]]]] = {
-    "gpm": (0.5, ("sm_active_ratio", "sm_occupancy_ratio", "tensor_active_ratio", "dram_active_ratio")),
-    "pipes": (
-        0.5,
-        (
-            "tensor_hmma_active_ratio",
-            "tensor_imma_active_ratio",
-            "tensor_dfma_active_ratio",
-            "fp64_active_ratio",
-            "fp32_active_ratio",
-            "fp16_active_ratio",
-        ),
-    ),
-    "fast_power": (0.5, ("power_fast_watts",)),
-    "nvlink": (0.4, ("nvlink_receive_bytes_per_second", "nvlink_transmit_bytes_per_second")),
-    "pcie": (0.4, ("pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second")),
-    "memory_utilization": (0.2, ("memory_utilization_ratio",)),
-    "processes": (0.4, ("process_count",)),
-    "process_cpu": (0.4, ("process_cpu_ratio",)),
-    "process_io": (0.5, ("process_read_bytes_per_second", "process_written_bytes_per_second")),
-    "network": (0.5, ("network_receive_bytes_per_second", "network_transmit_bytes_per_second")),
-    "infiniband": (0.5, ("infiniband_receive_bytes_per_second", "infiniband_transmit_bytes_per_second")),
-    "disk": (0.5, ("disk_read_bytes_per_second", "disk_written_bytes_per_second")),
-    "filesystem": (0.5, ("filesystem_read_bytes_per_second", "filesystem_written_bytes_per_second")),
-    "power": (0.1, ("power_watts",)),
-    "memory": (0.1, ("memory_used_bytes",)),
-    "power_limit": (0.15, ()),
-    "memory_total": (0.1, ("memory_total_bytes",)),
-}
-#: Groups that nvidia-smi does not show.
-_RICH_GROUPS: Final = frozenset(
-    {
-        "gpm",
-        "pipes",
-        "fast_power",
-        "nvlink",
-        "pcie",
-        "processes",
-        "process_cpu",
-        "process_io",
-        "network",
-        "infiniband",
-        "disk",
-        "filesystem",
-    }
-)
-_BASIC_SHARE: Final = 0.25
 _HORIZON_S: Final = 1e6
 #: Least evidence of a window, as in the labeller.
 _LEAST_S: Final = 15.0
 _LABELLER: Final = LabellerConfig()
-#: Features that only channels beyond nvidia-smi's give.
-_RICH_COLUMNS: Final = ~columns_of("P")
+#: Source of every simulated window.
+SIMULATED: Final = "simulated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +49,7 @@ class DatasetConfig:
     #: Share of the scenarios whose host also carries the traffic of another job.
     shared_host_share: float = 0.4
     #: Share of the scenarios that a recorder of a random style writes, with its columns, interval and failures. The
-    #: others are seen by an agent that reads all there is, of which channel groups are left out at random.
+    #: others are seen by an agent that reads all there is.
     foreign_recorder_share: float = 0.3
     #: Sampling intervals to choose from, independently of the kind.
     intervals_s: tuple[float, ...] = (0.5, 1.0, 1.0, 1.0, 2.0, 5.0, 10.0)
@@ -108,25 +61,77 @@ class Dataset:
 
     rows: Array  # (windows, features)
     labels: NDArray[np.int64]  # (windows,) position in vocabulary.CLASSES
-    groups: NDArray[np.int64]  # (windows,) scenario
-    kinds: NDArray[np.str_]  # (windows,) kind of the scenario
+    groups: NDArray[np.int64]  # (windows,) scenario or recording: never on both sides of a split
+    kinds: NDArray[np.str_]  # (windows,) family: kind of the scenario, or a name for what was recorded
+    sources: NDArray[np.str_] = field(default_factory=lambda: np.empty(0, dtype=np.str_))  # (windows,); all simulated
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the parts differ in length; without sources all windows are simulated."""
+        if not self.sources.size:
+            object.__setattr__(self, "sources", np.full(self.labels.size, SIMULATED))
+        sizes = {len(part) for part in (self.rows, self.labels, self.groups, self.kinds, self.sources)}
+        if len(sizes) > 1:
+            raise ValueError(f"the parts of a data set differ in length: {sorted(sizes)}")
 
     @property
-    def basic(self) -> NDArray[np.bool_]:
-        """Which rows hold nothing but what nvidia-smi's columns give, shape (windows,)."""
-        return np.asarray(np.isnan(self.rows[:, _RICH_COLUMNS]).all(axis=1))
+    def recorded(self) -> NDArray[np.bool_]:
+        """Which windows come from recordings, shape (windows,)."""
+        return np.asarray(self.sources != SIMULATED)
+
+    @property
+    def families(self) -> NDArray[np.str_]:
+        """Kind and class of every window in one word, shape (windows,): a trainer's idle time is no training."""
+        names = np.array(CLASSES)[self.labels]
+        return np.char.add(np.char.add(self.kinds.astype(np.str_), "/"), names)
+
+    def take(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> Dataset:
+        """Return the chosen windows."""
+        return Dataset(
+            rows=self.rows[chosen],
+            labels=self.labels[chosen],
+            groups=self.groups[chosen],
+            kinds=self.kinds[chosen],
+            sources=self.sources[chosen],
+        )
+
+    def without_kinds(self, kinds: Iterable[str]) -> Dataset:
+        """Return the windows of all other kinds."""
+        return self.take(~np.isin(self.kinds, list(kinds)))
+
+    def joined(self, others: Sequence[Dataset]) -> Dataset:
+        """Return these windows and those of `others`, whose groups get numbers of their own."""
+        parts = [self, *others]
+        groups: list[NDArray[np.int64]] = []
+        first = 0
+        for part in parts:
+            names, position = np.unique(part.groups, return_inverse=True)
+            groups.append(part.groups if part is self else first + position.astype(np.int64))
+            first = (int(part.groups.max()) + 1 if part.groups.size else 0) if part is self else first + names.size
+        return Dataset(
+            rows=np.concatenate([part.rows for part in parts]),
+            labels=np.concatenate([part.labels for part in parts]),
+            groups=np.concatenate(groups),
+            kinds=np.concatenate([part.kinds for part in parts]),
+            sources=np.concatenate([part.sources for part in parts]),
+        )
 
     def digest(self) -> str:
-        """Return the SHA-256 of rows (in single precision), labels and groups."""
+        """Return the SHA-256 of rows (in single precision), labels, groups, kinds and sources."""
         digest = hashlib.sha256()
         digest.update(np.ascontiguousarray(self.rows, dtype=np.float32).tobytes())
         digest.update(self.labels.tobytes())
         digest.update(self.groups.tobytes())
+        digest.update("\n".join((*self.kinds.tolist(), *self.sources.tolist())).encode())
         return digest.hexdigest()
 
 
-def simulate_dataset(config: DatasetConfig, seed: int, progress: Callable[[str], None]) -> Dataset:
-    """Return the windows of simulated scenarios; the same configuration and seed give the same rows."""
+def simulate_dataset(
+    config: DatasetConfig, seed: int, progress: Callable[[str], None], *, exclude_kinds: Collection[str] = ()
+) -> Dataset:
+    """Return the windows of simulated scenarios; the same configuration and seed give the same rows.
+
+    A scenario of a kind in `exclude_kinds` is left out, and all others stay as they are without it.
+    """
     rows: list[Array] = []
     labels: list[int] = []
     groups: list[int] = []
@@ -142,6 +147,8 @@ def simulate_dataset(config: DatasetConfig, seed: int, progress: Callable[[str],
         run = simulate_arrays(scenario, seed=int(rng.integers(2**31)))
         shared = neighbour if rng.random() < config.shared_host_share else None
         neighbour = run
+        if scenario.kind in exclude_kinds:
+            continue
         for row, label in windows_of(run, rng, config, neighbour=shared):
             rows.append(row)
             labels.append(CLASSES.index(label))
@@ -153,27 +160,25 @@ def simulate_dataset(config: DatasetConfig, seed: int, progress: Callable[[str],
         rows=np.array(rows).reshape(-1, len(FEATURE_NAMES)),
         labels=np.array(labels, dtype=np.int64),
         groups=np.array(groups, dtype=np.int64),
-        kinds=np.array(kinds),
+        kinds=np.array(kinds, dtype=np.str_),
     )
 
 
 def windows_of(
     run: SimulatedRun, rng: np.random.Generator, config: DatasetConfig, *, neighbour: SimulatedRun | None = None
 ) -> Iterator[tuple[Array, str]]:
-    """Yield feature rows and labels of some GPUs and moments of one run, with channel groups left out at random.
+    """Yield feature rows and labels of some GPUs and moments of one run.
 
     A window ends at least 15 s after its phase began. Half the windows start with their phase, as after a change of
     processes; the others look back over whatever came before. Windows that the labeller's idle rule answers are kept
     for idle GPUs only: no model is asked about a server that waits. The host's traffic includes that of `neighbour`,
     work of another kind on the same host: what the disks and networks do says little about one GPU.
     """
-    missing = draw_missing(rng)
     host = HostHistory(_HORIZON_S)
     gpu_count = len(run.gpus) + (len(neighbour.gpus) if neighbour else 0)
     for channel, series in run.host_channels.items():
-        if channel not in missing:
-            host.load(channel, _with_neighbour(channel, series, neighbour))
-    gpus = [_history_of(simulated, missing) for simulated in run.gpus]
+        host.load(channel, _with_neighbour(channel, series, neighbour))
+    gpus = [_history_of(simulated) for simulated in run.gpus]
     batch: list[Signals] = []
     labels: list[str] = []
     for position in rng.permutation(len(run.gpus))[: config.gpus]:
@@ -192,27 +197,14 @@ def windows_of(
     yield from zip(compute_all(batch), labels, strict=True)
 
 
-def _history_of(simulated: SimulatedGpu, missing: frozenset[str]) -> GpuHistory:
+def _history_of(simulated: SimulatedGpu) -> GpuHistory:
     gpu = GpuHistory(simulated.key, _HORIZON_S)
-    if "power_limit" not in missing:
-        gpu.limits = GpuLimits(
-            monotonic_s=0.0, wall_s=0.0, key=simulated.key, power_limit_watts=simulated.power_limit_watts
-        )
+    gpu.limits = GpuLimits(
+        monotonic_s=0.0, wall_s=0.0, key=simulated.key, power_limit_watts=simulated.power_limit_watts
+    )
     for channel, series in simulated.channels.items():
-        if channel not in missing:
-            gpu.load(channel, series)
+        gpu.load(channel, series)
     return gpu
-
-
-def draw_missing(rng: np.random.Generator) -> frozenset[str]:
-    """Return channels (and "power_limit") that this machine does not offer; a quarter has nvidia-smi's columns only."""
-    bare = bool(rng.random() < _BASIC_SHARE)
-    missing: set[str] = set()
-    for group, (probability, channels) in CHANNEL_GROUPS.items():
-        drawn = bool(rng.random() < probability)
-        if drawn or (bare and group in _RICH_GROUPS):
-            missing.update(channels or (group,))
-    return frozenset(missing)
 
 
 def _phase_at(run: SimulatedRun, gpu: int, now_s: float) -> Phase | None:

@@ -13,7 +13,9 @@ import numpy as np
 from agent.history import Array
 from agent.vocabulary import CLASSES
 from classifier.model import Prediction
+from classifier.training_config import TrainingConfig
 from classifier.training_data import Dataset
+from classifier.training_fit import augmented
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +36,8 @@ class Rival:
 def fit_rivals(data: Dataset, *, seed: int, rows: int = 12_000, trees: int = 150) -> tuple[Rival, ...]:
     """Return a logistic regression and a random forest fitted on at most `rows` windows of `data`.
 
-    Missing features are the median and a flag for the linear model; the forest takes NaN as it is.
+    They see the windows as the model does, with channels left out at random. Missing features are the median and a flag
+    for the linear model; the forest takes NaN as it is.
     """
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.impute import SimpleImputer
@@ -42,6 +45,7 @@ def fit_rivals(data: Dataset, *, seed: int, rows: int = 12_000, trees: int = 150
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
+    data = augmented(TrainingConfig(copies=1), data, seed)
     rng = np.random.default_rng([seed, 31])
     chosen = np.sort(rng.permutation(data.labels.size)[:rows])
     x, y = data.rows[chosen], data.labels[chosen]

@@ -15,11 +15,15 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 
 from agent.errors import UsageError
 from agent.vocabulary import CLASSES
-from classifier.features import FEATURE_NAMES, FEATURES
+from classifier.features import CORE_FEATURES, FEATURE_NAMES, FEATURES
+from classifier.hierarchy import both_scores
 from classifier.model import ARRAYS_NAME, JSON_NAME, BundleError, load
-from classifier.training import TrainingConfig, train_on, trees_from
+from classifier.training import TrainingConfig, train_on
 from classifier.training_data import Dataset
+from classifier.training_fit import fit_hierarchy, trees_from
 from classifier.trees import Trees, softmax
+
+SMALL = TrainingConfig(max_iter=8, members=2, min_samples_leaf=10)
 
 
 def dataset(seed=0, groups=80, per_group=6):
@@ -31,14 +35,17 @@ def dataset(seed=0, groups=80, per_group=6):
     rows[:, 0] += labels
     rows[:, FEATURE_NAMES.index("util__p50__60")] = labels / 4 + rng.random(size) * 0.2
     rows[rng.random(rows.shape) < 0.3] = np.nan
-    kinds = np.array([f"kind{label}" for label in labels])
-    return Dataset(rows=rows, labels=labels, groups=np.repeat(np.arange(groups), per_group), kinds=kinds)
+    number = np.repeat(np.arange(groups), per_group)
+    kinds = np.array(
+        [f"{CLASSES[label]} {group // len(CLASSES) % 3}" for label, group in zip(labels, number, strict=True)]
+    )
+    return Dataset(rows=rows, labels=labels, groups=number, kinds=kinds)
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     directory = tmp_path_factory.mktemp("bundle")
-    train_on(TrainingConfig(max_iter=8, members=2), dataset(), directory)
+    train_on(SMALL, dataset(), directory)
     return directory
 
 
@@ -69,7 +76,7 @@ def hard_rows(classifier, rng):
 @given(
     seed=some.integers(0, 10_000),
     depth=some.integers(1, 6),
-    classes=some.integers(3, 5),
+    classes=some.integers(2, 5),
     missing=some.sampled_from([0.0, 0.2, 0.6]),
     grid=some.booleans(),
 )
@@ -86,9 +93,57 @@ def test_trees_equal_scikit_learn(seed, depth, classes, missing, grid):
     ).fit(rows, labels)
     trees = trees_from(classifier)
     for probe in (rows, hard_rows(classifier, rng)):
-        expected = classifier.decision_function(probe)
+        expected = classifier.decision_function(probe).reshape(len(probe), -1)  # of two classes, one score
         assert np.abs(trees.raw(probe) - expected).max() <= 1e-9
-        assert np.abs(softmax(trees.raw(probe)) - classifier.predict_proba(probe)).max() <= 1e-9
+        assert np.abs(softmax(both_scores(trees.raw(probe))) - classifier.predict_proba(probe)).max() <= 1e-9
+
+
+@settings(deadline=None, max_examples=4)
+@given(seed=some.integers(0, 10_000), other=some.booleans(), missing=some.sampled_from([0.1, 0.5]))
+def test_both_levels_equal_scikit_learn(seed, other, missing):
+    # P(class) = P(busy) x P(class | busy), each level by scikit-learn's own predict_proba.
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([0, 1, 2, 3] if other else [0, 1, 2], 300)
+    rows = rng.normal(size=(300, len(FEATURES)))
+    rows[:, 0] += labels
+    rows[rng.random(rows.shape) < missing] = np.nan
+    data = Dataset(rows=rows, labels=labels, groups=np.arange(300), kinds=np.array(CLASSES)[labels])
+    config = TrainingConfig(members=1, max_iter=6, min_samples_leaf=3, copies=1, exclude_kinds=("mining",))
+    fitted = fit_hierarchy(config, data, seed=seed)
+    hierarchy = fitted.hierarchy((1.0, 1.0))
+    activity, workload = fitted.activity[0], fitted.workload[0]
+    probes = [hard_rows(activity, rng)[::3], hard_rows(workload, rng)[::3], rows]
+    for probe in probes:
+        busy = activity.predict_proba(probe)[:, 1]
+        shares = workload.predict_proba(probe)
+        expected = np.zeros((len(probe), 4))
+        expected[:, CLASSES.index("idle")] = 1 - busy
+        for place, name in enumerate(fitted.classes):
+            expected[:, CLASSES.index(name)] = busy * shares[:, place]
+        assert np.abs(hierarchy.probabilities(probe) - expected).max() <= 1e-9
+        assert np.abs(hierarchy.probabilities(probe).sum(axis=1) - 1).max() <= 1e-12
+    assert ("other" in fitted.classes) == other
+
+
+def test_a_hand_made_domain_refuses_by_profile(bundle):
+    # Two prototypes at 0 and 10 with deviation 1; U refuses above 2, all others above 1.
+    model = load(bundle)
+    size = len(CORE_FEATURES)
+    domain = replace(
+        model.domain,
+        means=np.stack([np.zeros(size), np.full(size, 10.0)]),
+        deviations=np.ones((2, size)),
+        thresholds=np.array([2.0, 1.0, 1.0, 1.0]),
+    )
+    rows = np.full((4, len(FEATURES)), np.nan)
+    utilization = [FEATURE_NAMES.index(name) for name in ("util__p50__60", "util__mad__60", "memutil__p50__60")]
+    power = FEATURE_NAMES.index("power__p50__60")
+    rows[0, utilization] = 3.0  # distance 3 of 2
+    rows[1, utilization] = 9.0  # distance 1 to the second, of 2
+    rows[2, [*utilization, power]] = 3.0  # distance 3 of 1
+    rows[3, utilization[:2]] = 3.0  # two features are too few
+    assert domain.ratio(rows)[:3] == pytest.approx([1.5, 0.5, 3.0])
+    assert np.isnan(domain.ratio(rows)[3])
 
 
 def test_members_are_averaged():
@@ -111,8 +166,8 @@ def test_bundle_predicts_as_the_model_it_was_written_from(bundle):
     assert prediction.probabilities.shape == (len(data.labels), 4)
     assert prediction.probabilities.sum(axis=1) == pytest.approx(1.0, abs=1e-12)
     right = prediction.probabilities.argmax(axis=1) == data.labels
-    assert right.mean() > 0.8
-    assert model.trees.depth <= 6
+    assert right.mean() > 0.7
+    assert model.hierarchy.workload.trees.depth <= 6
 
 
 def test_far_rows_are_out_of_domain_and_rows_of_nothing_are_not_judged(bundle):
@@ -126,7 +181,7 @@ def test_far_rows_are_out_of_domain_and_rows_of_nothing_are_not_judged(bundle):
 
 
 def test_equal_training_gives_equal_bytes(bundle, tmp_path):
-    train_on(TrainingConfig(max_iter=8, members=2), dataset(), tmp_path)
+    train_on(SMALL, dataset(), tmp_path)
     for path in bundle.iterdir():
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
@@ -145,10 +200,30 @@ def refusal(directory):
     return str(caught.value)
 
 
+def test_thresholds_go_by_what_a_row_holds(copy):
+    change_json(copy, thresholds={"U": 0.95, "P": 0.9, "G": 0.7, "N": 0.8})
+    model = load(copy)
+    rows = np.full((4, len(FEATURES)), np.nan)
+    rows[:, FEATURE_NAMES.index("util__p50__60")] = 0.5
+    rows[1, FEATURE_NAMES.index("power__p50__60")] = 0.5
+    rows[2:, FEATURE_NAMES.index("sm__p50__60")] = 0.5
+    rows[3, FEATURE_NAMES.index("network_rx__p50__60")] = 0.5
+    assert list(model.thresholds_of(rows)) == [0.95, 0.9, 0.7, 0.8]
+    assert model.threshold == 0.8  # of G and N the one that asks for more
+
+
+def test_a_bundle_of_the_schema_before_is_refused_in_one_sentence(copy):
+    change_json(copy, schema=1)
+    assert refusal(copy) == (
+        f"model bundle {copy} does not fit: bundle schema 1, this version reads 2; "
+        "train or install one for this version"
+    )
+
+
 def test_other_schema_estimator_or_classes_are_refused(copy):
     change_json(copy, schema=99)
     assert "schema 99" in refusal(copy)
-    change_json(copy, schema=1, estimator="RandomForestClassifier")
+    change_json(copy, schema=2, estimator="RandomForestClassifier")
     assert "RandomForestClassifier" in refusal(copy)
     change_json(copy, estimator="HistGradientBoostingClassifier", classes=["a"])
     assert "classes" in refusal(copy)
@@ -191,16 +266,17 @@ def repack(directory, **arrays):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("left", np.zeros_like),  # a circle
-        ("left", lambda a: a + a.size),  # outside
-        ("feature", lambda a: a + 60_000),  # no such column
-        ("root", lambda a: a[:-1]),  # not a multiple of the classes
-        ("value", lambda a: a * np.nan),
-        ("threshold", lambda a: a.astype(np.float32)),
-        ("threshold", lambda a: a[:-1]),
+        ("workload_left", np.zeros_like),  # a circle
+        ("activity_left", lambda a: a + a.size),  # outside
+        ("workload_feature", lambda a: a + 60_000),  # no such column
+        ("workload_root", lambda a: a[:-1]),  # not a multiple of the classes
+        ("activity_value", lambda a: a * np.nan),
+        ("activity_threshold", lambda a: a.astype(np.float32)),
+        ("workload_threshold", lambda a: a[:-1]),
         ("domain_deviation", lambda a: a * 0.0),
         ("domain_mean", lambda a: a[:, :-1]),
-        ("baseline", lambda _: None),
+        ("domain_mean", lambda a: a[:0]),
+        ("activity_baseline", lambda _: None),
     ],
 )
 def test_arrays_that_are_no_trees_are_refused(copy, name, change):
@@ -211,7 +287,7 @@ def test_arrays_that_are_no_trees_are_refused(copy, name, change):
 
 
 def test_pickled_objects_are_never_loaded(copy):
-    repack(copy, value=np.array([{"a": 1}], dtype=object))
+    repack(copy, workload_value=np.array([{"a": 1}], dtype=object))
     assert "does not fit" in refusal(copy)
 
 
@@ -224,7 +300,26 @@ def test_missing_or_broken_json_is_refused_with_its_path(copy):
     assert str(copy / JSON_NAME) in refusal(copy)
 
 
-@pytest.mark.parametrize("changes", [{"temperature": 0.0}, {"threshold": 2.0}, {"temperature": "warm"}])
+LEVELS = {
+    "activity": {"classes": ["idle", "busy"], "temperature": 1.0},
+    "workload": {"classes": ["training", "inference", "other"], "temperature": 1.0},
+}
+HALVES = dict.fromkeys("UPGN", 0.5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"levels": {**LEVELS, "activity": {"classes": ["idle", "busy"], "temperature": 0.0}}},
+        {"levels": {**LEVELS, "workload": {**LEVELS["workload"], "temperature": "warm"}}},
+        {"levels": {**LEVELS, "workload": {**LEVELS["workload"], "classes": ["inference", "training", "other"]}}},
+        {"levels": {**LEVELS, "workload": {**LEVELS["workload"], "classes": ["training"]}}},
+        {"levels": {"activity": LEVELS["activity"]}},
+        {"thresholds": {**HALVES, "G": 2.0}},
+        {"thresholds": {"U": 0.5}},
+        {"domain_thresholds": {**HALVES, "U": 0.0}},
+    ],
+)
 def test_numbers_out_of_range_are_refused(copy, changes):
     change_json(copy, **changes)
     assert "does not fit" in refusal(copy)

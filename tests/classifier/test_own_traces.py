@@ -182,10 +182,11 @@ def test_recalibration_keeps_the_trees_and_says_so(recordings, tmp_path, capsys)
     shipped, first = load(), load(tmp_path / "first")
     assert first.sha256 == load(tmp_path / "second").sha256 != shipped.sha256
     assert (tmp_path / "first" / ARRAYS_NAME).read_bytes() == (BUNDLED / ARRAYS_NAME).read_bytes()
-    assert first.temperature != shipped.temperature
+    assert first.hierarchy.temperatures != shipped.hierarchy.temperatures
     said = first.metadata["recalibrated"]
     assert said["from_sha256"] == shipped.sha256
-    assert said["temperature_before"] == shipped.temperature
+    assert said["temperatures_before"] == list(shipped.hierarchy.temperatures)
+    assert said["thresholds_before"] == shipped.thresholds
     assert said["own_traces"]["traces"] == 20
     assert "## Recalibrated" in (tmp_path / "first" / "card.md").read_text()
     assert labels_of(capsys, recordings / "node1/idle.jsonl.gz", tmp_path / "first")["idle"] > 0
