@@ -40,7 +40,7 @@ SIMULATED: Final = "simulated"
 class DatasetConfig:
     """How much to simulate for training."""
 
-    scenarios: int = 8000
+    scenarios: int = 5000
     #: GPUs of each scenario that give windows, and windows of each.
     gpus: int = 2
     windows: int = 4
