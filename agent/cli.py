@@ -260,7 +260,7 @@ def _add_train(commands: _Commands[argparse.ArgumentParser]) -> None:
         "--scenarios",
         type=_natural,
         metavar="N",
-        help="simulated scenarios to train on; 0 trains on own traces alone (default: 8000)",
+        help="simulated scenarios to train on; 0 trains on own traces alone (default: 5000)",
     )
     parser.add_argument(
         "--seed", type=_natural, default=1, metavar="N", help="equal seeds give equal models (default: 1)"
