@@ -21,6 +21,9 @@ WARM_UP_SECONDS = 20.0
 MEASURED_SECONDS = 30.0
 #: What a minute with full windows costs more than one of this test: 0.36 s to 0.25 s, measured (docs/budgets.md).
 FULL_WINDOWS_SECONDS = 0.11
+#: How much slower the machine of a test may be than that of docs/budgets.md; `make bench` judges the budget itself.
+#: Measured on one virtual machine two hours apart: 0.28 s to 0.19 s a minute for the same code of the fast channel.
+SLOWER_MACHINE = 1.5
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def test_the_node_is_at_work_or_its_cost_would_mean_nothing(measured):
 
 def test_own_cpu_time(measured, record_property):
     record_property("cpu_seconds_a_minute", measured.cpu_seconds_a_minute)
-    assert measured.cpu_seconds_a_minute + FULL_WINDOWS_SECONDS < budget.CPU_SECONDS_A_MINUTE
+    assert measured.cpu_seconds_a_minute + FULL_WINDOWS_SECONDS < SLOWER_MACHINE * budget.CPU_SECONDS_A_MINUTE
 
 
 def test_resident_memory(measured, record_property):
