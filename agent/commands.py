@@ -153,7 +153,7 @@ def record(arguments: argparse.Namespace) -> int:
     """Write what the samplers bring into a trace until the time is up or the process is told to stop."""
     from agent.daemon import build_samplers
     from agent.record import Recorder, recording_header
-    from agent.records import PERIODS_S, GpuSample, Tick
+    from agent.records import PERIODS_S, GpuSample
     from agent.schedule import Schedule
     from agent.trace import TraceWriter
 
@@ -165,12 +165,7 @@ def record(arguments: argparse.Namespace) -> int:
     header = recording_header(arguments.label, PERIODS_S[GpuSample], [sampler.name for sampler in samplers.all])
     with TraceWriter(arguments.out, header) as writer, _progress("recording", "s", arguments.duration) as advance:
         recorder = Recorder(writer, identify=arguments.identify)
-
-        def deliver(tick: Tick) -> None:
-            samplers.observe(tick)
-            recorder.deliver(tick)
-
-        schedule = Schedule(samplers.all, clock, deliver)
+        schedule = Schedule(samplers.all, clock, samplers.observed(recorder.deliver))
         samplers.start()
         schedule.start()
         elapsed_s = 0.0

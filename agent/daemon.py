@@ -58,10 +58,15 @@ class Samplers:
         if self.pods is not None:
             self.pods.start()
 
-    def observe(self, tick: Tick) -> None:
-        """Tell the samplers of processes and owners what the NVML sampler found; takes every tick before it goes on."""
-        if self.roster is not None:
-            self.roster.observe(tick)
+    def observed(self, deliver: Callable[[Tick], object]) -> Callable[[Tick], None]:
+        """Return `deliver` for a schedule: the samplers of processes and owners hear what NVML's found before it."""
+
+        def observe_and_deliver(tick: Tick) -> None:
+            if self.roster is not None:
+                self.roster.observe(tick)
+            deliver(tick)
+
+        return observe_and_deliver
 
     def gpu_counts(self, now: Instant) -> tuple[int | None, int | None]:
         """Return how many GPUs are expected and how many are visible; None where no sampler knows."""
@@ -125,7 +130,7 @@ class Daemon:
         self._snapshot: NodeSnapshot | None = None
         self._driver_state = DriverStateFile()
         self._release_requests = 0
-        self._schedule = Schedule(self._samplers.all, clock, self._deliver)
+        self._schedule = Schedule(self._samplers.all, clock, self._samplers.observed(self._deliver))
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
         host, port = parse_listen(listen or config.export.listen)
@@ -202,7 +207,6 @@ class Daemon:
         self._server.stop()
 
     def _deliver(self, tick: Tick) -> None:
-        self._samplers.observe(tick)
         with self._lock:
             self._pipeline.ingest(tick)
         # The first records are shown at once.
@@ -241,12 +245,7 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     samplers, pipeline, notice = _build(config, clock, demo)
     if notice:
         log.warning(notice)
-
-    def deliver(tick: Tick) -> None:
-        samplers.observe(tick)
-        pipeline.ingest(tick)
-
-    schedule = Schedule(samplers.all, clock, deliver)
+    schedule = Schedule(samplers.all, clock, samplers.observed(pipeline.ingest))
     if samplers.pods is not None:
         samplers.pods.refresh()
     schedule.run_once()
