@@ -230,7 +230,8 @@ def test_start_lies_on_the_agents_clock():
         (record,) = sampler.sample(SystemClock().now())
         after = SystemClock().now().monotonic_s
     assert before - 0.02 <= record.started_monotonic_s <= after
-    assert (record.state, record.program) == ("S", None)
+    assert record.state in ("R", "S")  # it has answered, and may not sleep yet
+    assert record.program is None
     assert record.resident_bytes > 4 << 20
 
 
