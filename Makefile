@@ -13,7 +13,9 @@ run: $(VENV)/installed
 		$$($(BIN)/python -c 'import ctypes; ctypes.CDLL("libnvidia-ml.so.1")' 2>/dev/null || echo --demo)
 
 test: setup lint
-	$(BIN)/python -m pytest
+	@# A process a core, files in the order of their names; then those that measure and want the machine for themselves.
+	$(BIN)/python -m pytest -q -n logical --dist loadfile --no-loadscope-reorder -m "not alone"
+	$(BIN)/python -m pytest -q -m alone
 
 setup: $(VENV)/installed
 	.ci/setup

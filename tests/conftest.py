@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,16 @@ EmulatorFactory = Callable[[str], Emulator]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the expected pages in fixtures/golden anew")
+
+
+@pytest.fixture
+def open_path(tmp_path: Path) -> Path:
+    """Return `tmp_path` as a folder that every user may enter, as pytest's own are not."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(folder.stat().st_mode | 0o055)
+    return tmp_path
 
 
 @pytest.fixture(scope="session")

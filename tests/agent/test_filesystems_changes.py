@@ -80,13 +80,10 @@ class TestLustre:
         assert node.reads() == {"/mnt1": 1525}
 
     @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user")
-    def test_a_closed_file_is_counted_once(self, tmp_path):
-        tmp_path.chmod(0o755)
-        for parent in tmp_path.parents[:2]:
-            parent.chmod(0o755)
-        node = Node(tmp_path, mount(1, "/s", "lustre", "10.0.0.1@o2ib:/s"))
+    def test_a_closed_file_is_counted_once(self, open_path):
+        node = Node(open_path, mount(1, "/s", "lustre", "10.0.0.1@o2ib:/s"))
         self.stats(node, "s-ffff8801", 1)
-        (tmp_path / "sys/kernel/debug/lustre/llite/s-ffff8801/stats").chmod(0o400)
+        (open_path / "sys/kernel/debug/lustre/llite/s-ffff8801/stats").chmod(0o400)
         os.seteuid(65534)
         try:
             assert [node.reads()["/s"] for _ in range(3)] == [None] * 3

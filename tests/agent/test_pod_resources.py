@@ -393,12 +393,10 @@ def run(socket: Path, program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("closed", ["socket", "folder"])
-def test_a_user_without_permission_is_told_once_and_loads_nothing(tmp_path, closed):
-    folder = tmp_path / "pod-resources"
+def test_a_user_without_permission_is_told_once_and_loads_nothing(open_path, closed):
+    folder = open_path / "pod-resources"
     folder.mkdir()
-    with Kubelet(tmp_path, socket=folder / "kubelet.sock") as kubelet:
-        for parent in folder.parents[:3]:  # folders of pytest, closed to others
-            parent.chmod(0o755)
+    with Kubelet(open_path, socket=folder / "kubelet.sock") as kubelet:
         kubelet.socket.chmod(0o600 if closed == "socket" else 0o777)
         folder.chmod(0o755 if closed == "socket" else 0o700)
         # The interpreter may be closed to that user as well, so it is left behind after it has started.

@@ -15,7 +15,7 @@ import pytest
 
 from tests.end_to_end import budget_node as budget
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.alone]
 
 WARM_UP_SECONDS = 20.0
 MEASURED_SECONDS = 30.0
