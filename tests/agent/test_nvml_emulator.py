@@ -236,7 +236,7 @@ def test_sampling_eight_gpus_is_cheap(tmp_path: Path) -> None:
         )
         cpu_s, _, records, errors = json.loads(done.stdout)
         assert errors in ({}, {"frozen": 8})  # energy stands still in a minute that takes no time
-        # Second 60: state, core, slow, limits and identity of each GPU; and fast readings where the minute took so long.
+        # Second 60: state, core, slow, limits and identity of each GPU, and fast readings if it takes long.
         assert records in (8 * 5, 8 * 6)
         minutes.append(cpu_s)
     # Driver calls included. The budget of DESIGN.md is 1.0 s a minute for the whole agent.
