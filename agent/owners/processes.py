@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from agent.owners.cgroups import NOBODY, CgroupOwner, parse_cgroup
+from agent.samplers.kernel_file import read_start
 from agent.samplers.process_files import parse_stat
 
 _CGROUP_BYTES: Final = 16_384
@@ -190,8 +191,7 @@ class ProcessOwners:
         return stat.start_ticks if stat else None
 
     def _read(self, pid: int, name: str, most: int) -> bytes:
-        with (self._proc / str(pid) / name).open("rb", buffering=0) as file:
-            return file.read(most) or b""
+        return read_start(f"{self._proc}/{pid}/{name}", most)
 
     def _status(self, pid: int) -> tuple[str, int | None, int]:
         """Return name, real user and parent (0 where not known) of a process."""

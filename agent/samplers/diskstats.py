@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from agent.clock import Instant
 from agent.records import DiskSample
 from agent.samplers.device_table import DeviceTable
-from agent.samplers.kernel_file import counter, is_name, printable
+from agent.samplers.kernel_file import counter, is_name, printable, read_text
 
 #: The unit of the sector counts, whatever sector size the device has (Documentation/admin-guide/iostats.rst).
 SECTOR_BYTES: Final = 512
@@ -81,7 +81,7 @@ def choose_disks(names: Iterable[str], sys_root: Path) -> frozenset[str]:
 
 def _is_whole(directory: Path) -> bool:
     try:
-        if not directory.is_dir() or _read(directory / "size") == "0" or _read(directory / "hidden") == "1":
+        if not directory.is_dir() or read_text(f"{directory}/size") == "0" or read_text(f"{directory}/hidden") == "1":
             return False
         return not any((directory / "slaves").iterdir())
     except FileNotFoundError:  # no slaves directory, or the device went in between
@@ -105,18 +105,11 @@ def nvme_transport(name: str, sys_root: Path) -> str | None:
     if not name.startswith("nvme"):
         return None
     device = sys_root / "block" / name / "device"
-    transport = _read(device / "transport")
+    transport = read_text(f"{device}/transport")
     if transport is None:
-        found = {_read(path) for path in device.glob("nvme*/transport")}
+        found = {read_text(str(path)) for path in device.glob("nvme*/transport")}
         transport = found.pop() if len(found) == 1 else None
     return transport if transport is not None and _TRANSPORT.fullmatch(transport) else None
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
 
 
 class DiskstatsSampler:

@@ -1,7 +1,8 @@
-"""One text file of /proc, read again and again without opening it again."""
+"""Text files of /proc and /sys: one that is read again and again without opening it again, and small ones."""
 
 from __future__ import annotations
 
+import os
 from io import FileIO
 from pathlib import Path
 
@@ -52,6 +53,32 @@ class KernelFile:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def read_start(path: str, limit_bytes: int) -> bytes:
+    """Return the first bytes of a file, all of it where it is no longer; raises OSError where it cannot be read."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        left = limit_bytes
+        # The kernel hands out a table page by page, whatever is asked for.
+        while left > 0 and (part := os.read(descriptor, left)):
+            parts.append(part)
+            left -= len(part)
+    finally:
+        os.close(descriptor)
+    return b"".join(parts)
+
+
+def read_text(path: str, limit_bytes: int = 4096) -> str | None:
+    """Return the start of a small file without blanks around it, or None where it cannot be read.
+
+    Absent, or not supported by this device: the kernel answers EOPNOTSUPP or EINVAL then.
+    """
+    try:
+        return read_start(path, limit_bytes).decode("utf-8", "surrogateescape").strip()
+    except OSError:
+        return None
 
 
 def counter(field: str) -> int | None:

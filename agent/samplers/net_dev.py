@@ -28,8 +28,8 @@ from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from agent.records import PERIODS_S, NetworkLink, NetworkSample
-from agent.samplers.kernel_file import KernelFile, counter, is_name, printable
-from agent.samplers.net_link import LinkReader, entries, physical_function, read_text
+from agent.samplers.kernel_file import KernelFile, counter, is_name, printable, read_text
+from agent.samplers.net_link import LinkReader, entries, physical_function
 
 #: Names of interfaces that repeat the traffic of another one, or carry none; used only where no hardware is in sight.
 _REPEATING: Final = re.compile(

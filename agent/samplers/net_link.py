@@ -15,7 +15,7 @@ from typing import Final
 
 from agent.clock import Instant
 from agent.records import NetworkLink
-from agent.samplers.kernel_file import counter, printable
+from agent.samplers.kernel_file import counter, printable, read_start, read_text
 
 #: How much is read of a table of routes. The default route of IPv4 stands first (the kernel walks by prefix); a router
 #: has more routes than a GPU host.
@@ -104,31 +104,6 @@ def entries(folder: str) -> tuple[str, ...]:
         return ()
 
 
-def read_text(path: str, limit_bytes: int = 4096) -> str | None:
-    """Return the start of a small file without blanks around it, or None where it cannot be read.
-
-    Absent, or not supported by this interface: the kernel answers EOPNOTSUPP or EINVAL then.
-    """
-    try:
-        return _read(path, limit_bytes)
-    except OSError:
-        return None
-
-
-def _read(path: str, limit_bytes: int) -> str:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        parts = []
-        left = limit_bytes
-        # The kernel hands out a table page by page, whatever is asked for.
-        while left > 0 and (part := os.read(descriptor, left)):
-            parts.append(part)
-            left -= len(part)
-    finally:
-        os.close(descriptor)
-    return b"".join(parts).decode("utf-8", "surrogateescape").strip()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Speed:
     """The speed of a link, and when it was asked for."""
@@ -190,7 +165,7 @@ def _is_up(folder: str) -> bool | None:
         return state == "up"
     # Drivers that do not keep the state say unknown: loopbacks, tunnels, some paravirtual cards.
     try:
-        return _read(f"{folder}/carrier", 16) == "1"
+        return read_start(f"{folder}/carrier", 16).strip() == b"1"
     except OSError as error:
         return False if error.errno == errno.EINVAL else None  # EINVAL: switched off by the administrator
 

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from agent.samplers.kernel_file import counter
+from agent.samplers.kernel_file import counter, read_start
 
 #: stat has 52 numbers of at most 20 digits and a name of at most 64 bytes; io has 7 lines.
 _FILE_BYTES: Final = 4096
@@ -142,8 +142,4 @@ class ProcessFiles:
         return [int(name) for name in os.listdir(folder) if name.isdecimal()]  # noqa: PTH208
 
     def _read(self, name: str, size: int) -> bytes:
-        descriptor = os.open(f"{self._root}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(descriptor, size)
-        finally:
-            os.close(descriptor)
+        return read_start(f"{self._root}/{name}", size)
