@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= :9836
 
-.PHONY: run test setup lint clean bench soak golden model-report
+.PHONY: run test setup lint clean bench soak golden model-report packages
 
 run: $(VENV)/installed
 	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
@@ -30,6 +30,10 @@ golden: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.bench
+
+# The Debian and the RPM package, into dist/.
+packages: $(VENV)/installed
+	$(BIN)/python packaging/build.py
 
 # make model-report TRACES=../shared/traces
 model-report: $(VENV)/installed

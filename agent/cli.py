@@ -27,7 +27,7 @@ exit status: 0 done, 1 a fault, 2 wrong use or unreadable input
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status; errors are one plain sentence on standard error."""
-    arguments = _parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     from agent import commands
 
     try:
@@ -56,7 +56,8 @@ def _discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """Return the command line, from which the manual page and the completions are made as well."""
     parser = argparse.ArgumentParser(
         prog="warpwatch",
         description="Says what every GPU of this host is doing and what goes wrong, for Prometheus.",
