@@ -14,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import numpy as np
-
+from agent.host_history import HOST_CHANNELS, HostHistory
 from agent.mig_layout import MigLayout, card_of
 from agent.records import (
     PERIODS_S,
-    DiskSample,
-    FilesystemSample,
     GpuFastPower,
+    GpuHealth,
     GpuInfo,
     GpuKey,
     GpuLimits,
@@ -31,15 +29,12 @@ from agent.records import (
     GpuSample,
     GpuSlowSample,
     GpuState,
-    InfinibandPort,
-    InfinibandSample,
-    NetworkSample,
-    PressureSample,
+    GpuXids,
     ProcessSample,
     Record,
     Tick,
 )
-from agent.rings import Array, CounterRate, Ring, Series
+from agent.rings import Array, Channels, CounterRate, Ring, Series
 
 __all__ = [
     "GPU_CHANNELS",
@@ -88,8 +83,6 @@ _SLOW_COUNTERS: Final = {
 }
 #: A counter of the slow tick stays out of a channel that got a rate within this many seconds.
 _RATE_HOLD_S: Final = 3 * PERIODS_S[GpuSlowSample]
-#: Channels that forget sooner than the others: ten readings and more a second.
-_SHORT_HORIZONS_S: Final = {"power_fast_watts": 120.0}
 #: All channels of a GPU. `throttled` is 1 while a thermal or hardware clock event reason is active, else 0; `samples`
 #: holds 1 at the time of every GpuSample, whatever it could read; `process_count` counts compute processes;
 #: `power_fast_watts` has ten readings and more a second, of the last 120 s only.
@@ -111,49 +104,6 @@ GPU_CHANNELS: Final = (
 )
 _THROTTLE_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
 
-#: Channels of the host. Bytes are sums over devices and file systems; pressure is the share of time, 0..1.
-HOST_CHANNELS: Final = (
-    "network_receive_bytes_per_second",
-    "network_transmit_bytes_per_second",
-    "infiniband_receive_bytes_per_second",
-    "infiniband_transmit_bytes_per_second",
-    "disk_read_bytes_per_second",
-    "disk_written_bytes_per_second",
-    "filesystem_read_bytes_per_second",
-    "filesystem_written_bytes_per_second",
-    "cpu_pressure_ratio",
-    "io_pressure_ratio",
-    "memory_pressure_ratio",
-    "dirty_bytes",
-    "writeback_bytes",
-    "blocked_tasks",
-)
-_HOST_COUNTERS: Final[dict[type[Record], dict[str, str]]] = {
-    NetworkSample: {
-        "receive_bytes_total": "network_receive_bytes_per_second",
-        "transmit_bytes_total": "network_transmit_bytes_per_second",
-    },
-    InfinibandSample: {
-        "receive_bytes_total": "infiniband_receive_bytes_per_second",
-        "transmit_bytes_total": "infiniband_transmit_bytes_per_second",
-    },
-    DiskSample: {
-        "read_bytes_total": "disk_read_bytes_per_second",
-        "written_bytes_total": "disk_written_bytes_per_second",
-    },
-    FilesystemSample: {
-        "read_bytes_total": "filesystem_read_bytes_per_second",
-        "written_bytes_total": "filesystem_written_bytes_per_second",
-    },
-    PressureSample: {
-        "cpu_some_seconds_total": "cpu_pressure_ratio",
-        "io_some_seconds_total": "io_pressure_ratio",
-        "memory_some_seconds_total": "memory_pressure_ratio",
-    },
-}
-#: How often counters that are gone are looked for.
-_PRUNE_S: Final = 60.0
-_HOST_FIELDS: Final = ("dirty_bytes", "writeback_bytes", "blocked_tasks")
 #: Counters of a process, whose rate is summed over the processes of a GPU.
 _PROCESS_COUNTERS: Final = {
     "read_bytes_total": "process_read_bytes_per_second",
@@ -161,62 +111,21 @@ _PROCESS_COUNTERS: Final = {
 }
 
 
-class _Channels:
-    """Named rings and the counters that feed some of them."""
-
-    def __init__(self, horizon_s: float) -> None:
-        self._horizon_s = horizon_s
-        self._rings: dict[str, Ring] = {}
-        self._counters: dict[tuple[str, ...], CounterRate] = {}
-
-    def put(self, channel: str, time_s: float, value: float | None) -> None:
-        if value is None:
-            return
-        ring = self._rings.get(channel)
-        if ring is None:
-            horizon_s = min(self._horizon_s, _SHORT_HORIZONS_S.get(channel, self._horizon_s))
-            ring = self._rings[channel] = Ring(horizon_s)
-        ring.append(time_s, value)
-
-    def load(self, channel: str, series: Series) -> None:
-        """Take a whole recorded channel at once: times in order, in place of whatever was there."""
-        self._rings[channel] = Ring.of(series, self._horizon_s)
-
-    def rate(self, counter: tuple[str, ...], time_s: float, total: float | None) -> float | None:
-        if total is None:
-            return None
-        return self._counters.setdefault(counter, CounterRate()).update(time_s, total)
-
-    def series(self, channel: str, now_s: float, seconds: float) -> Series:
-        """Return the samples of `channel` in the last `seconds`; empty where it was never measured."""
-        ring = self._rings.get(channel)
-        return ring.window(now_s, seconds) if ring else _EMPTY
-
-    def latest(self, channel: str, now_s: float, max_age_s: float) -> float | None:
-        """Return the newest value of `channel`, or None where it is older than `max_age_s` or absent."""
-        ring = self._rings.get(channel)
-        last = ring.last() if ring else None
-        if last is None or now_s - last[0] > max_age_s:
-            return None
-        return last[1]
-
-    def has(self, channel: str) -> bool:
-        """Return whether `channel` was ever measured."""
-        return channel in self._rings
-
-
-_EMPTY: Final = Series(np.empty(0), np.empty(0))
-
-
-class GpuHistory(_Channels):
+class GpuHistory(Channels):
     """What was measured on one GPU: the channels of GPU_CHANNELS, and the newest facts about it."""
 
     def __init__(self, key: GpuKey, horizon_s: float) -> None:
         super().__init__(horizon_s)
         self.key = key
         self.state = "ok"
+        #: When the state was last told (monotonic seconds); None where nobody tells it, as in foreign logs.
+        self.state_s: float | None = None
+        # The newest record of each kind, with its own time; of a divided card the card has the last four.
         self.info: GpuInfo | None = None
         self.limits: GpuLimits | None = None
+        self.slow: GpuSlowSample | None = None
+        self.health: GpuHealth | None = None
+        self.xids: GpuXids | None = None
         self.processes: tuple[GpuProcess, ...] | None = None
         #: When the set of process ids last changed (monotonic seconds); None before the first list.
         self.processes_since_s: float | None = None
@@ -273,6 +182,7 @@ class GpuHistory(_Channels):
             if before != {process.pid for process in record.processes}:
                 self.processes_since_s = time_s
         self.processes = record.processes
+        self.slow = record
 
     def add_processes(self, rates: Mapping[int, Mapping[str, float]], time_s: float) -> None:
         """Take what processes did, by process id and channel; only this GPU's own count."""
@@ -284,81 +194,6 @@ class GpuHistory(_Channels):
         """Take several readings of power, each at the record's time less its age."""
         for watts, age_s in zip(record.power_watts, record.ages_s, strict=False):
             self.put("power_fast_watts", record.monotonic_s - age_s, watts)
-
-
-class HostHistory(_Channels):
-    """What was measured on the host: the channels of HOST_CHANNELS, and what is known to be there without numbers."""
-
-    def __init__(self, horizon_s: float) -> None:
-        super().__init__(horizon_s)
-        self._counted_s: dict[tuple[str, ...], float] = {}  # when a counter was last read
-        self._unreadable_s: dict[tuple[str, str], float] = {}  # by mountpoint and type
-        self._port_s: float | None = None
-        self._pruned_s: float | None = None
-
-    def add(self, records: Iterable[Record]) -> None:
-        """Take the host records of one tick; each channel gets the sum over the devices that gave a rate."""
-        sums: dict[str, tuple[float, float]] = {}
-        now_s: float | None = None
-        for record in records:
-            now_s = record.monotonic_s
-            if isinstance(record, PressureSample):
-                for name in _HOST_FIELDS:
-                    self.put(name, record.monotonic_s, getattr(record, name))
-            elif isinstance(record, FilesystemSample):
-                self._note(record)
-            elif isinstance(record, InfinibandSample | InfinibandPort):
-                self._port_s = record.monotonic_s
-            for name, channel in _HOST_COUNTERS.get(type(record), {}).items():
-                time_s = record.monotonic_s
-                identity = (type(record).__name__, name, *_device_of(record))
-                total = getattr(record, name)
-                rate = self.rate(identity, time_s, total)
-                if total is not None:
-                    self._counted_s[identity] = time_s
-                if rate is not None:
-                    sums[channel] = (time_s, sums.get(channel, (time_s, 0.0))[1] + rate)
-        for channel, (time_s, total) in sums.items():
-            self.put(channel, time_s, total)
-        if now_s is not None:
-            self._prune(now_s)
-
-    def unreadable_filesystems(self, now_s: float, max_age_s: float) -> frozenset[str]:
-        """Return the types of the file systems that were mounted of late and whose bytes could not be read."""
-        return frozenset(
-            fstype for (_, fstype), time_s in self._unreadable_s.items() if 0 <= now_s - time_s <= max_age_s
-        )
-
-    def has_ports(self, now_s: float) -> bool:
-        """Return whether the host has InfiniBand, RoCE or EFA ports, with bytes or without."""
-        return self._port_s is not None and now_s - self._port_s <= self._horizon_s
-
-    def _note(self, record: FilesystemSample) -> None:
-        identity = record.mountpoint, record.fstype
-        self._unreadable_s.pop(identity, None)
-        if record.written_bytes_total is None or record.read_bytes_total is None:
-            self._unreadable_s[identity] = record.monotonic_s
-
-    def _prune(self, now_s: float) -> None:
-        """Forget counters that were not read, and file systems that were not seen, for the horizon."""
-        if self._pruned_s is not None and now_s - self._pruned_s < min(_PRUNE_S, self._horizon_s):
-            return
-        self._pruned_s = now_s
-        oldest_s = now_s - self._horizon_s
-        for identity in [one for one, time_s in self._counted_s.items() if time_s < oldest_s]:
-            del self._counted_s[identity], self._counters[identity]
-        for mount in [one for one, time_s in self._unreadable_s.items() if time_s < oldest_s]:
-            del self._unreadable_s[mount]
-
-
-def _device_of(record: Record) -> tuple[str, ...]:
-    if isinstance(record, InfinibandSample):
-        return record.device, str(record.port)
-    if isinstance(record, NetworkSample | DiskSample):
-        return (record.device,)
-    if isinstance(record, FilesystemSample):
-        return record.mountpoint, record.fstype
-    return ()
 
 
 class ProcessRates:
@@ -415,6 +250,10 @@ class History:
         """Every card that was ever seen, divided or not, and every instance that exists now."""
         return self._all
 
+    def card(self, key: GpuKey) -> GpuHistory | None:
+        """Return the card that has this key or on which this instance is: health, links and XIDs are the card's."""
+        return self._all.get(card_of(key))
+
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
         gone = self._layout.observe(tick)
@@ -443,10 +282,14 @@ class History:
         elif isinstance(record, GpuFastPower):
             self._gpu(record.key).add_fast_power(record)
         elif isinstance(record, GpuState):
-            self._gpu(record.key).state = record.state
             # An instance is as well as its card.
-            for key in self._layout.instances(record.key):
-                self._gpu(key).state = record.state
+            for key in (record.key, *self._layout.instances(record.key)):
+                gpu = self._gpu(key)
+                gpu.state, gpu.state_s = record.state, record.monotonic_s
+        elif isinstance(record, GpuHealth):
+            self._gpu(record.key).health = record
+        elif isinstance(record, GpuXids):
+            self._gpu(record.key).xids = record
         elif isinstance(record, GpuLimits):
             self._gpu(record.key).limits = record
         elif isinstance(record, GpuInfo):
@@ -460,7 +303,8 @@ class History:
         found = self._all.get(key)
         if found is None:
             # An instance has a card, whether or not that was heard of before.
-            state = "ok" if key.gpu_i_id is None else self._gpu(card_of(key)).state
+            card = None if key.gpu_i_id is None else self._gpu(card_of(key))
             found = self._all[key] = GpuHistory(key, self.horizon_s)
-            found.state = state
+            if card is not None:
+                found.state, found.state_s = card.state, card.state_s
         return found

@@ -1,8 +1,8 @@
-"""Rings of samples, and counters that become rates: the parts of `agent.history`."""
+"""Rings of samples, and counters that become rates: the parts of `agent.history` and `agent.host_history`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from typing import Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,3 +94,54 @@ class CounterRate:
         if last is None or total < last[1] or time_s <= last[0]:
             return None
         return (total - last[1]) / (time_s - last[0])
+
+
+#: Channels that forget sooner than the others: ten readings and more a second.
+_SHORT_HORIZONS_S: Final = {"power_fast_watts": 120.0}
+_NOTHING: Final = Series(np.empty(0), np.empty(0))
+
+
+class Channels:
+    """Named rings and the counters that feed some of them."""
+
+    def __init__(self, horizon_s: float) -> None:
+        self._horizon_s = horizon_s
+        self._rings: dict[str, Ring] = {}
+        self._counters: dict[tuple[str, ...], CounterRate] = {}
+
+    def put(self, channel: str, time_s: float, value: float | None) -> None:
+        """Add a value to `channel`; None is not stored."""
+        if value is None:
+            return
+        ring = self._rings.get(channel)
+        if ring is None:
+            horizon_s = min(self._horizon_s, _SHORT_HORIZONS_S.get(channel, self._horizon_s))
+            ring = self._rings[channel] = Ring(horizon_s)
+        ring.append(time_s, value)
+
+    def load(self, channel: str, series: Series) -> None:
+        """Take a whole recorded channel at once: times in order, in place of whatever was there."""
+        self._rings[channel] = Ring.of(series, self._horizon_s)
+
+    def rate(self, counter: tuple[str, ...], time_s: float, total: float | None) -> float | None:
+        """Take a reading of the counter of this name and return its rate; None as in `CounterRate`, and for None."""
+        if total is None:
+            return None
+        return self._counters.setdefault(counter, CounterRate()).update(time_s, total)
+
+    def series(self, channel: str, now_s: float, seconds: float) -> Series:
+        """Return the samples of `channel` in the last `seconds`; empty where it was never measured."""
+        ring = self._rings.get(channel)
+        return ring.window(now_s, seconds) if ring else _NOTHING
+
+    def latest(self, channel: str, now_s: float, max_age_s: float) -> float | None:
+        """Return the newest value of `channel`, or None where it is older than `max_age_s` or absent."""
+        ring = self._rings.get(channel)
+        last = ring.last() if ring else None
+        if last is None or now_s - last[0] > max_age_s:
+            return None
+        return last[1]
+
+    def has(self, channel: str) -> bool:
+        """Return whether `channel` was ever measured."""
+        return channel in self._rings

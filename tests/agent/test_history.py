@@ -9,12 +9,15 @@ from agent.history import GPU_CHANNELS, CounterRate, History, Ring
 from agent.records import (
     DiskSample,
     GpuFastPower,
+    GpuHealth,
     GpuKey,
+    GpuLimits,
     GpuMigInfo,
     GpuProcess,
     GpuSample,
     GpuSlowSample,
     GpuState,
+    GpuXids,
     Tick,
 )
 
@@ -252,3 +255,33 @@ def test_another_instance_with_the_same_id_starts_anew():
     history.ingest(listed(3.0, ONE, uuid="MIG-b"))
     assert history.gpus[ONE] is not before
     assert history.gpus[ONE].first_s is None
+
+
+def test_health_limits_and_xids_of_an_instance_are_those_of_its_card():
+    history = History()
+    at = {"monotonic_s": 1.0, "wall_s": 1001.0}
+    instance = KEY._replace(gpu_i_id=1)
+    history.ingest(
+        tick(
+            1.0,
+            GpuHealth(**at, key=KEY, ecc_uncorrected_volatile_total=2),
+            GpuXids(**at, key=KEY, totals={79: 1}, last_wall_s={79: 990.0}),
+            GpuLimits(**at, key=KEY, recovery_action=1),
+            GpuSample(**at, key=instance, memory_used_bytes=5),
+            GpuState(**at, key=KEY, state="reset_required"),
+        )
+    )
+    assert list(history.gpus) == [instance]
+    card = history.card(instance)
+    assert card is history.all_gpus[KEY] is history.card(KEY)
+    assert card.health.ecc_uncorrected_volatile_total == 2
+    assert (card.xids.totals, card.xids.last_wall_s) == ({79: 1}, {79: 990.0})
+    assert card.limits.recovery_action == 1
+    assert (history.gpus[instance].state, history.gpus[instance].state_s) == ("reset_required", 1.0)
+    assert history.card(GpuKey(7)) is None
+
+
+def test_nobody_tells_the_state_in_a_log_without_one():
+    history = History()
+    history.ingest(tick(1.0, sample(1.0)))
+    assert (history.gpus[KEY].state, history.gpus[KEY].state_s) == ("ok", None)

@@ -13,6 +13,8 @@ from agent.records import (
     GpuSample,
     GpuSlowSample,
     Holder,
+    InfinibandPort,
+    NetworkLink,
     PressureSample,
     ProcessSample,
     Tick,
@@ -64,7 +66,7 @@ def test_a_file_system_without_bytes_is_known_until_it_has_them_or_is_gone():
     feed(history, 20.0, (FilesystemSample, {"mountpoint": "/g", "fstype": "gpfs"}))
     assert history.host.unreadable_filesystems(20.0, 15.0) == {"gpfs"}
     feed(history, 130.0, (PressureSample, {}))
-    assert history.host._unreadable_s == {}
+    assert dict(history.host.filesystems) == {}
 
 
 def test_counters_that_are_gone_are_forgotten():
@@ -134,3 +136,29 @@ def test_who_holds_a_gpu_is_kept_with_it():
     feed(history, 0.0, (GpuSample, {"key": KEY}), (GpuOwners, {"key": KEY, "holders": (Holder("slurm:1"),)}))
     assert history.gpus[KEY].owners.holders[0].job_key == "slurm:1"
     assert history.gpus[KEY].owners.holders[0].share_ratio == 1.0
+
+
+def test_the_newest_record_of_each_port_link_and_file_system_is_kept_for_the_horizon():
+    history = History(horizon_s=100.0)
+    for t, state in ((0.0, "active"), (5.0, "down")):
+        feed(
+            history,
+            t,
+            (InfinibandPort, {"device": "mlx5_0", "port": 1, "state": state}),
+            (InfinibandPort, {"device": "mlx5_0", "port": 2, "state": "active"}),
+            (NetworkLink, {"device": "eth0", "is_up": t == 0.0}),
+            (FilesystemSample, {"mountpoint": "/home", "fstype": "nfs4", "read_bytes_total": 1}),
+            (PressureSample, {"blocked_tasks": int(t)}),
+        )
+    host = history.host
+    assert [(key, port.state, port.monotonic_s) for key, port in host.infiniband_ports.items()] == [
+        (("mlx5_0", 1), "down", 5.0),
+        (("mlx5_0", 2), "active", 5.0),
+    ]
+    assert host.network_links["eth0"].is_up is False
+    assert host.filesystems["/home", "nfs4"].read_bytes_total == 1
+    assert host.pressure.blocked_tasks == 5
+    # After the horizon without them, and a look once a minute.
+    for t in (70.0, 140.0):
+        feed(history, t, (PressureSample, {"blocked_tasks": 0}))
+    assert (dict(host.infiniband_ports), dict(host.network_links), dict(host.filesystems)) == ({}, {}, {})
