@@ -153,6 +153,7 @@ class _Evidence:
     rich: bool
     span_s: float
     row: Array = field(default_factory=lambda: np.empty(0))  # features; filled in for all at once
+    threshold: float = 1.0  # least probability of a label by the profile that the row holds; filled in with it
 
 
 class Labeller:
@@ -206,7 +207,11 @@ class Labeller:
                 )
         if pending and self._model is not None:
             rows = compute_all([evidence.signals for evidence in pending])
-            judged = [replace(evidence, row=row) for evidence, row in zip(pending, rows, strict=True)]
+            thresholds = self._model.thresholds_of(rows).tolist()
+            judged = [
+                replace(evidence, row=row, threshold=threshold)
+                for evidence, row, threshold in zip(pending, rows, thresholds, strict=True)
+            ]
             decisions.update(self._judge(now, judged, self._model))
         return tuple(self._compare(now, decisions[key], declared[key]) for key in history.gpus)
 
@@ -306,7 +311,7 @@ class Labeller:
                 smoother.refuse(now.monotonic_s, OUT_OF_DOMAIN)
                 alone.refuse(now.monotonic_s, OUT_OF_DOMAIN)
             else:
-                thresholds = self._thresholds(evidence, model)
+                thresholds = self._thresholds(evidence)
                 if alone is not smoother:
                     alone.update(now.monotonic_s, row, thresholds)
                 smoother.update(now.monotonic_s, combine(self._config.declared, row, evidence.declared), thresholds)
@@ -344,9 +349,13 @@ class Labeller:
             return (f"declared {label} by its job or program", *words)
         return words
 
-    def _thresholds(self, evidence: _Evidence, model: Model) -> Array:
-        """Return the least mean probability per class at which it is said; `idle` is the rule's to say, never here."""
-        busy = model.threshold
+    def _thresholds(self, evidence: _Evidence) -> Array:
+        """Return the least mean probability per class at which it is said; `idle` is the rule's to say, never here.
+
+        The bundle sets it for each profile. On nvidia-smi's columns alone it was set on simulated machines, which do
+        not differ as real ones do: `basic_threshold` is a floor below it.
+        """
+        busy = evidence.threshold
         if not evidence.rich:
             early = evidence.span_s < self._config.basic_minimum_s
             busy = math.inf if early else max(busy, self._config.basic_threshold)

@@ -202,7 +202,9 @@ def _windows_of(reader: TraceReader, rng: np.random.Generator, config: OwnTraces
 def _row(history: History, gpu: GpuHistory, phase: Phase, now_s: float, *, knows_start: bool) -> Array | None:
     is_early = now_s - phase.start_s < _LOOK_BACK_S
     since_s = phase.start_s if knows_start or is_early else -np.inf
-    signals = Signals(gpu, history.host, now_s, since_s=since_s, gpu_count=len(history.gpus))
+    signals = Signals(
+        gpu, history.host, now_s, since_s=since_s, gpu_count=len(history.gpus), peers=history.gpus.values()
+    )
     if phase.workload != "idle" and looks_idle(signals, _LABELLER):
         return None
     row = compute(signals)

@@ -26,6 +26,10 @@ class Rival:
     estimator: Any
     threshold: float = 0.84
 
+    def thresholds_of(self, rows: Array) -> Array:
+        """Return the least probability of an answer: the same for every row."""
+        return np.full(len(rows), self.threshold)
+
     def predict(self, rows: Array) -> Prediction:
         """Return its probabilities; a rival has no notion of a domain, every row is in it."""
         probabilities = np.zeros((len(rows), len(CLASSES)))

@@ -24,9 +24,8 @@ _BASIC: Final = PROFILE_NAMES.index("P")
 class Predictor(Protocol):
     """What is asked of a model."""
 
-    @property
-    def threshold(self) -> float:
-        """Least probability of an answer."""
+    def thresholds_of(self, rows: Array) -> Array:
+        """Return the least probability of an answer to each row, shape (rows,)."""
         ...
 
     def predict(self, rows: Array) -> Prediction:
@@ -75,7 +74,8 @@ def answer(model: Predictor, windows: Windows, profile: str) -> Answers:
     probabilities = np.array(prediction.probabilities, dtype=np.float64)
     top = probabilities.max(axis=1)
     basic = profile_of(rows) <= _BASIC
-    needed = np.where(basic, max(model.threshold, _CONFIG.basic_threshold), model.threshold)
+    needed = model.thresholds_of(rows)
+    needed = np.where(basic, np.maximum(needed, _CONFIG.basic_threshold), needed)
     known = np.nan_to_num(prediction.out_of_domain_ratio, nan=np.inf) <= 1.0
     long_enough = ~basic | (windows.spans_s >= _CONFIG.basic_minimum_s)
     decided = known & long_enough & (top >= needed) & (probabilities.argmax(axis=1) != _IDLE)

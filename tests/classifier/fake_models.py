@@ -19,6 +19,10 @@ class Unexplained:
     """A model whose features add nothing to any score."""
 
     domain = Domain()
+    threshold: float
+
+    def thresholds_of(self, rows: np.ndarray) -> np.ndarray:
+        return np.full(len(rows), self.threshold)
 
     def contributions(self, row: np.ndarray) -> np.ndarray:
         return np.zeros((len(FEATURE_NAMES), len(CLASSES)))

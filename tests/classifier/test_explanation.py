@@ -172,6 +172,9 @@ class Additive:
     calls: int = 0
     domain = Domain()
 
+    def thresholds_of(self, rows):
+        return np.full(len(rows), self.threshold)
+
     def contributions(self, row):
         self.calls += 1
         added = np.zeros((len(FEATURE_NAMES), len(CLASSES)))
