@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,16 @@ from agent.history import Array
 
 #: Deepest tree that is accepted (`train` makes none deeper).
 MAX_DEPTH: Final = 6
+
+
+class _Walk(NamedTuple):
+    """The same trees laid out for walking: the right child lies next to the left one, and a leaf is its own left."""
+
+    root: NDArray[np.intp]  # (trees,)
+    column: NDArray[np.intp]  # (nodes,) in a table of the row and, behind it, the row with -inf for NaN
+    threshold: Array  # (nodes,)
+    right: NDArray[np.intp]  # (nodes,) a leaf has the place after its own
+    value: Array  # (nodes,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,7 @@ class Trees:
     baseline: Array  # (classes,)
     depth: int
     expected: Array  # (nodes,) mean of what the leaves below add, by their cover: what is expected on the way there
+    walk: _Walk
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray[Any]], *, features: int, classes: int) -> Trees:
@@ -50,6 +61,7 @@ class Trees:
             baseline=_floats(arrays["baseline"]),
             depth=0,
             expected=np.empty(0),
+            walk=_Walk(*(np.empty(0),) * 5),  # type: ignore[arg-type]  # made once they have been checked
         )
         return trees._checked(features, classes)
 
@@ -69,15 +81,20 @@ class Trees:
 
     def raw(self, rows: Array) -> Array:
         """Return the raw score of every class, shape (rows, classes); `rows` may hold NaN and infinities."""
-        count = rows.shape[0]
+        count, features = rows.shape
         classes = self.baseline.size
-        node = np.broadcast_to(self.root, (count, self.root.size))
-        row = np.arange(count)[:, np.newaxis]
+        walk = self.walk
+        # Where a node sends NaN to the left it reads the row with -inf in its place, and NaN itself goes right.
+        table = np.empty((count, 2 * features))
+        table[:, :features] = rows
+        table[:, features:] = np.where(np.isnan(rows), -np.inf, rows)
+        flat = table.reshape(-1)
+        starts = np.arange(0, flat.size, 2 * features)[:, np.newaxis]
+        place = np.broadcast_to(walk.root, (count, walk.root.size))
         for _ in range(self.depth):
-            value = rows[row, self.feature[node]]
-            goes_left = np.where(np.isnan(value), self.missing_left[node], value <= self.threshold[node])
-            node = np.where(goes_left, self.left[node], self.right[node])
-        sums = self.value[node].reshape(count, -1, classes).sum(axis=1)
+            goes_left = flat.take(walk.column.take(place) + starts) <= walk.threshold.take(place)
+            place = walk.right.take(place) - goes_left
+        sums = walk.value.take(place).reshape(count, -1, classes).sum(axis=1)
         result: Array = sums + self.baseline
         return result
 
@@ -123,8 +140,35 @@ class Trees:
         if not (np.isfinite(self.cover).all() and (self.cover >= 0).all() and (self.cover[leaf] > 0).all()):
             raise ValueError("a leaf has no cover")
         deepest = self._deepest()
-        kept = {name: getattr(self, name) for name in self.__slots__ if name not in ("depth", "expected")}
-        return Trees(**kept, depth=deepest, expected=self._expected(leaf, deepest))
+        kept = {name: getattr(self, name) for name in self.__slots__ if name not in ("depth", "expected", "walk")}
+        return Trees(**kept, depth=deepest, expected=self._expected(leaf, deepest), walk=self._walk(features))
+
+    def _walk(self, features: int) -> _Walk:
+        """Return the nodes that roots reach in the order of walking, level by level."""
+        level = self.root
+        nodes = [level]
+        rights = []
+        size = level.size
+        while level.size:
+            inner = self.left[level] != level
+            right = np.where(inner, 0, size - level.size + 1 + np.arange(level.size))
+            parents = level[inner]
+            right[inner] = size + 1 + 2 * np.arange(parents.size)
+            rights.append(right)
+            level = np.stack((self.left[parents], self.right[parents]), axis=1).reshape(-1)
+            nodes.append(level)
+            size += level.size
+            if size > self.value.size:
+                raise ValueError("a node belongs to two trees")
+        order = np.concatenate(nodes)
+        leaf = self.left[order] == order
+        return _Walk(
+            root=np.arange(self.root.size),
+            column=np.where(leaf | self.missing_left[order], features, 0) + np.where(leaf, 0, self.feature[order]),
+            threshold=np.where(leaf, np.inf, self.threshold[order]),
+            right=np.concatenate(rights),
+            value=self.value[order],
+        )
 
     def _expected(self, leaf: NDArray[np.bool_], deepest: int) -> Array:
         """Return the mean of the leaves below every node, from the leaves up, level by level."""
