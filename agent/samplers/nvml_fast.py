@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from agent.clock import stopwatch
@@ -50,18 +51,15 @@ def find_cheap(handle: nvml.DeviceHandle, most_s: float) -> FastTarget | None:
         for _ in range(3):
             begin = stopwatch()
             try:
-                read(handle)
+                answer = read(handle)
             except nvml.NvmlError:
+                return False
+            if answer is None:
                 return False
             durations.append(stopwatch() - begin)
         return min(durations) <= most_s
 
-    def power(handle: nvml.DeviceHandle) -> None:
-        code = calls.power(handle).code
-        if code != 0:
-            raise nvml.NvmlError(code)
-
-    if not is_cheap(power):
+    if not is_cheap(lambda handle: calls.power(handle)[1]):
         return None
     return FastTarget(handle, is_cheap(calls.utilization), is_cheap(calls.event_reasons))
 
@@ -72,7 +70,8 @@ class FastPower:
     def __init__(self, hertz: float) -> None:
         self._period_s = 1.0 / hertz if hertz > 0 else 0.0
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._wake = threading.Lock()  # held while there is nothing to wake for: cheaper to wait on than an Event
+        self._wake.acquire()
         self._is_out = threading.Event()  # the running thread is in no call
         self._is_out.set()
         # Under the lock.
@@ -115,7 +114,7 @@ class FastPower:
             self._readings = {uuid: self._readings.get(uuid) or deque(maxlen=_MOST_READINGS) for uuid in wanted}
             if self._targets and self._thread is None:
                 self._begin()
-        self._wake.set()
+        self._ring()
 
     def park_hung(self, deadline_s: float) -> str | None:
         """Leave a call behind that lasts longer than this, and go on without its GPU; return its UUID."""
@@ -124,7 +123,7 @@ class FastPower:
                 return None
             uuid = self._call[0]
             self._parked[uuid] = self._thread
-            self._targets.pop(uuid, None)
+            self._drop(uuid)
             self._readings.pop(uuid, None)
             self._begin()
             return uuid
@@ -148,14 +147,14 @@ class FastPower:
         with self._lock:
             self._is_released = True
             self._targets, self._readings = {}, {}
-        self._wake.set()
+        self._ring()
         return self._is_out.wait(wait_s) and self.parked_threads == 0
 
     def resume(self) -> None:
         """Make calls again, once GPUs are to be watched."""
         with self._lock:
             self._is_released = False
-        self._wake.set()
+        self._ring()
 
     def close(self) -> None:
         """End the thread; one that hangs is left behind."""
@@ -163,7 +162,7 @@ class FastPower:
             self._run_number += 1
             self._thread = None
             self._targets, self._readings = {}, {}
-        self._wake.set()
+        self._ring()
 
     def _begin(self) -> None:
         """Start a thread in place of the one before; with the lock held."""
@@ -173,20 +172,24 @@ class FastPower:
         self._thread = NamedThread("nvml-fast", self._run, (self._run_number,))
         self._thread.start()
 
+    def _ring(self) -> None:
+        """End the wait of the thread, or its next one."""
+        with suppress(RuntimeError):  # it has been rung already
+            self._wake.release()
+
     def _run(self, number: int) -> None:
         due_s = stopwatch()
         calls = FastCalls(POWER_INSTANT)
         while self._run_number == number:
-            self._wake.clear()
             targets = self._enter(number)
             if not targets:
                 self._is_out.set()
-                self._wake.wait()
+                self._wake.acquire()
                 due_s = stopwatch()
                 continue
             self._leave(number, *self._read_all(number, targets, calls))
             due_s = max(due_s + self._period_s, stopwatch())  # what was missed is not made up for
-            self._wake.wait(max(0.0, due_s - stopwatch()))
+            self._wake.acquire(timeout=max(0.0, due_s - stopwatch()))
 
     def _enter(self, number: int) -> Mapping[str, FastTarget]:
         """Return the GPUs to read now; from then on the library is in use where there are any."""
@@ -195,7 +198,7 @@ class FastPower:
                 return {}
             if self._targets:
                 self._is_out.clear()
-            return dict(self._targets)
+            return self._targets
 
     def _read_all(
         self, number: int, targets: Mapping[str, FastTarget], calls: FastCalls
@@ -204,24 +207,23 @@ class FastPower:
         readings: dict[str, FastReading] = {}
         reasons: dict[str, int] = {}
         over = []
-        for uuid, target in targets.items():
+        for uuid, (handle, has_utilization, has_reasons) in targets.items():
             if number != self._run_number or self._is_released:
                 break
             self._call = (uuid, stopwatch())
             try:
-                reading = calls.power(target.handle)
-                code, value = reading.code, reading.value
+                code, value = calls.power(handle)
             except nvml.NvmlError as error:
                 code, value = error.code, None
             if code in _GIVE_UP:
                 over.append(uuid)
                 continue
             at_s = stopwatch()
-            busy = _percent(calls, target.handle) if target.utilization else None
-            if code == 0 and value is not None and 0 <= value < MAX_MILLIWATTS:
+            busy = _percent(calls, handle) if has_utilization else None
+            if value is not None and 0 <= value < MAX_MILLIWATTS:
                 readings[uuid] = FastReading(at_s, value / 1000, busy)
-            if target.reasons:
-                reasons[uuid] = _bits(calls, target.handle)
+            if has_reasons and (bits := _bits(calls, handle)):
+                reasons[uuid] = bits
         return readings, reasons, over
 
     def _leave(
@@ -233,16 +235,23 @@ class FastPower:
                 return
             self._call = None
             self._is_out.set()
+            kept = self._readings
             for uuid, reading in readings.items():
-                if uuid in self._readings:
-                    self._readings[uuid].append(reading)
+                if uuid in kept:
+                    kept[uuid].append(reading)
             for uuid, bits in reasons.items():
-                if bits:
-                    self._reasons[uuid] = self._reasons.get(uuid, 0) | bits
+                self._reasons[uuid] = self._reasons.get(uuid, 0) | bits
             for uuid in over:
-                target = self._targets.pop(uuid, None)  # the core tick says what became of it
+                target = self._drop(uuid)  # the core tick says what became of it
                 if target is not None:
                     self._given_up[uuid] = target.handle
+
+    def _drop(self, uuid: str) -> FastTarget | None:
+        """Read a GPU no longer and return it; with the lock held. The thread may be looking through the old mapping."""
+        targets = dict(self._targets)
+        dropped = targets.pop(uuid, None)
+        self._targets = targets
+        return dropped
 
 
 def _percent(calls: FastCalls, handle: nvml.DeviceHandle) -> float | None:
@@ -251,7 +260,7 @@ def _percent(calls: FastCalls, handle: nvml.DeviceHandle) -> float | None:
         percent = calls.utilization(handle)
     except nvml.NvmlError:
         return None
-    return percent / 100 if 0 <= percent <= 100 else None
+    return percent / 100 if percent is not None and 0 <= percent <= 100 else None
 
 
 def _bits(calls: FastCalls, handle: nvml.DeviceHandle) -> int:
@@ -260,4 +269,4 @@ def _bits(calls: FastCalls, handle: nvml.DeviceHandle) -> int:
         bits = calls.event_reasons(handle)
     except nvml.NvmlError:
         return 0
-    return bits if 0 <= bits < 1 << 32 else 0
+    return bits if bits is not None and 0 <= bits < 1 << 32 else 0
