@@ -114,13 +114,15 @@ def replay(arguments: argparse.Namespace) -> int:
     from agent.composition import build_replay
     from agent.replay import ReplayJson, ReplayText
     from agent.replay import replay as play
-    from exporters.web import WebApp, WebServer, parse_listen
+    from agent.serving import build_access, build_server
 
     _log_to_stderr("warning")
-    trace, pipeline = build_replay(load_config(arguments.config), arguments.trace, log.warning, bundle=arguments.model)
-    server = WebServer(WebApp(lambda: snapshot), *parse_listen(arguments.listen)) if arguments.listen else None
-    snapshot = None
-    if server:
+    config = load_config(arguments.config)
+    trace, pipeline = build_replay(config, arguments.trace, log.warning, bundle=arguments.model)
+    server = snapshot = None
+    if arguments.listen:
+        access = build_access(config)
+        server = build_server(config, lambda: snapshot, listen=arguments.listen, access=access)
         server.start()
         log.warning("serving the replay on %s", server.url)
     stop = _stop_event()
@@ -326,7 +328,9 @@ def _report(arguments: argparse.Namespace, config: Config) -> int:
 
 def check_config(arguments: argparse.Namespace) -> int:
     """Check a configuration file."""
-    load_config(arguments.config)
+    from agent.serving import build_access
+
+    build_access(load_config(arguments.config))
     print(f"{arguments.config} is valid")
     return 0
 

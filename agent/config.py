@@ -57,6 +57,9 @@ class ExportConfig:
     host: Literal["summary", "full", "off"] = "summary"
     #: Whether owner series and the landing page name users; jobs, pods and containers are named in any case.
     owner_user: bool = False
+    #: File in the format of the Prometheus exporter toolkit: TLS, client certificates, basic authentication
+    #: (docs/exporter.md); needs warpwatch[web]. It is read again when it changes.
+    web_config: Path | None = None
 
     def __post_init__(self) -> None:
         """Raise UsageError for an address that cannot be one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,15 +26,16 @@ from agent.samplers.nvml_events import NvmlEvents
 from agent.samplers.pci import ExpectedGpus
 from agent.samplers.xid import XidSampler
 from agent.schedule import Schedule
-from exporters.metrics import metric_table
+from agent.serving import build_access, build_server, export_table
 from exporters.prometheus import PrometheusPage
 from exporters.snapshot import NodeSnapshot
-from exporters.web import WebApp, WebServer, parse_listen
 
 log = logging.getLogger("warpwatch")
 
 #: Seconds between two snapshots: what a scrape sees is at most this old.
 SNAPSHOT_PERIOD_S: Final = 1.0
+#: Seconds between two looks whether the web configuration, a certificate or a key is another one.
+WEB_CONFIG_PERIOD_S: Final = 1.0
 #: A snapshot older than this is not served as it is.
 OLDEST_SNAPSHOT_S: Final = 5.0
 _SNAPSHOT_WAIT_S: Final = 0.2
@@ -133,13 +134,10 @@ class Daemon:
         self._schedule = Schedule(self._samplers.all, clock, self._samplers.observed(self._deliver))
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
-        host, port = parse_listen(listen or config.export.listen)
-        app = WebApp(
-            self.snapshot,
-            table=metric_table(config.export.host, owner_user=config.export.owner_user),
-            owner_user=config.export.owner_user,
-        )
-        self._server = WebServer(app, host, port)
+        self._access = build_access(config)
+        if self._access is not None:
+            self._schedule.every(WEB_CONFIG_PERIOD_S, "web configuration", self._access.refresh)
+        self._server = build_server(config, self.snapshot, listen=listen, access=self._access)
 
     @property
     def url(self) -> str:
@@ -235,9 +233,12 @@ class Daemon:
         expected, visible = self._samplers.gpu_counts(self._clock.now())
         statuses = self._schedule.statuses()
         with self._lock:
-            self._snapshot = self._pipeline.snapshot(
+            snapshot = self._pipeline.snapshot(
                 self._clock.now(), samplers=statuses, gpus_expected=expected, gpus_visible=visible
             )
+            if self._access is not None and self._access.error is not None:
+                snapshot = replace(snapshot, config_reload_successful=False)
+            self._snapshot = snapshot
 
 
 def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
@@ -255,7 +256,7 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     snapshot = pipeline.snapshot(now, samplers=schedule.statuses(), gpus_expected=expected, gpus_visible=visible)
     for sampler in samplers.all:
         sampler.close()
-    table = metric_table(config.export.host, owner_user=config.export.owner_user)
+    table = export_table(config)
     return PrometheusPage(lambda: snapshot, table=table).render() or b""
 
 

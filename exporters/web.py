@@ -28,6 +28,8 @@ from exporters.web_connections import GuardedServer, WebServerConfig
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
+    from exporters.web_access import WebAccess
+
 __all__ = ["DEFAULT_PORT", "WebApp", "WebServer", "WebServerConfig", "parse_listen"]
 
 DEFAULT_PORT: Final = 9836
@@ -170,10 +172,20 @@ class WebServer:
     """
 
     def __init__(
-        self, app: Callable[..., Iterable[bytes]], host: str, port: int, config: WebServerConfig | None = None
+        self,
+        app: Callable[..., Iterable[bytes]],
+        host: str,
+        port: int,
+        config: WebServerConfig | None = None,
+        *,
+        access: WebAccess | None = None,
     ) -> None:
-        """Prepare to serve `app`; an empty host means all addresses, port 0 one that is free."""
-        self._app = app
+        """Prepare to serve `app`; an empty host means all addresses, port 0 one that is free.
+
+        `access` encrypts connections and says who may come in; None for plain HTTP, open to all.
+        """
+        self._app = app if access is None else access.guard(app)
+        self._access = access
         self._host = host
         self._port = port
         self._config = config or WebServerConfig()
@@ -190,7 +202,8 @@ class WebServer:
     def url(self) -> str:
         """Address of the landing page from this machine."""
         host = {"": "localhost", "0.0.0.0": "localhost", "::": "localhost"}.get(self._host, self._host)  # noqa: S104
-        return f"http://[{host}]:{self._port}/" if ":" in host else f"http://{host}:{self._port}/"
+        scheme = "http" if self._access is None or self._access.context is None else "https"
+        return f"{scheme}://[{host}]:{self._port}/" if ":" in host else f"{scheme}://{host}:{self._port}/"
 
     def start(self) -> None:
         """Listen and serve; raises FaultError where the address cannot be had."""
@@ -198,7 +211,7 @@ class WebServer:
         self._port = listener.getsockname()[1]
         # Its log lines are about clients (a scraper that hung up), not about the node.
         logging.getLogger("waitress").setLevel(logging.ERROR)
-        self._server = GuardedServer(self._app, listener, self._config, self._channels)
+        self._server = GuardedServer(self._app, listener, self._config, self._channels, access=self._access)
         self._thread = NamedThread("web", self._server.run)
         self._thread.start()
 

@@ -5,6 +5,9 @@ no thread. But it counts any byte as activity, does not end a connection with a 
 more at its limit: a few dozen slow clients would keep all scrapers out. Here each step of a connection has its own
 deadline, whatever trickles, and a full server closes the connection it can do without best.
 
+With TLS, OpenSSL reads and writes in the same loop, without waiting: the handshake is a part of the first request and
+has its deadline with it, so that a client that trickles one costs no thread either (exporters.web_tls_channel).
+
 Connections are closed in `GuardedServer.readable` alone, before the loop asks the kernel what has happened: a
 connection accepted later may get the file descriptor of one that was closed, and must not get its events.
 """
@@ -17,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
@@ -25,6 +28,9 @@ from waitress.server import TcpWSGIServer
 from waitress.task import ThreadedTaskDispatcher
 
 from agent.clock import stopwatch
+
+if TYPE_CHECKING:
+    from exporters.web_access import WebAccess
 
 #: Seconds between two looks at the deadlines: a connection may outlive its deadline by this and the loop's wait of 1 s.
 _LOOK_PERIOD_S: Final = 0.5
@@ -36,7 +42,8 @@ _REST_S: Final = 0.2
 class WebServerConfig:
     """Limits of the web server; it is meant for a few scrapers and people, and holds no more."""
 
-    threads: int = 2  #: Requests answered at the same time; each takes milliseconds.
+    #: Requests answered at the same time; each takes milliseconds, but two may be with passwords that are checked.
+    threads: int = 4
     #: Open connections, and at most half of the files that the process may open; the last place is kept free.
     connection_limit: int = 256
     request_timeout_s: float = 5.0  #: For a request to arrive whole, from the accept or from its first byte on.
@@ -72,6 +79,7 @@ class GuardedChannel(HTTPChannel):  # type: ignore[misc]  # no types published
         self._turn = 0  # counts the requests taken up
         self._seen = Step.REQUEST, 0
         self._since_s = server.seconds()
+        self.reading = server.reading()
         super().__init__(server, *rest, **more)
 
     def look(self, now_s: float) -> tuple[Step, float]:
@@ -120,8 +128,14 @@ class GuardedServer(TcpWSGIServer):  # type: ignore[misc]  # no types published
         config: WebServerConfig,
         channels: dict[int, Any],
         seconds: Callable[[], float] = stopwatch,
+        *,
+        access: WebAccess | None = None,
     ) -> None:
-        """Listen; `channels` is filled with all that the loop watches, `seconds` is a clock that nobody steps."""
+        """Listen; `channels` is filled with all that the loop watches, `seconds` is a clock that nobody steps.
+
+        `access` says whether new connections are encrypted; None for plain HTTP.
+        """
+        self._access = access
         self.config = config
         self.seconds = seconds
         self._limit = _connection_limit(config)
@@ -162,6 +176,14 @@ class GuardedServer(TcpWSGIServer):  # type: ignore[misc]  # no types published
             self._close_slowest_reader(now_s)
         return bool(self.accepting) and now_s >= self._rest_s
 
+    def reading(self) -> int:
+        """Return which reading of the web configuration holds."""
+        return 0 if self._access is None else self._access.reading
+
+    def client_names(self) -> frozenset[str]:
+        """Return the names of which a client's certificate has to have one; empty where any will do."""
+        return frozenset() if self._access is None else self._access.client_names
+
     def accept(self) -> tuple[socket.socket, Any] | None:
         """Accept a connection; where that fails, rest a moment."""
         try:
@@ -169,7 +191,16 @@ class GuardedServer(TcpWSGIServer):  # type: ignore[misc]  # no types published
         except OSError:
             self._rest_s = self.seconds() + _REST_S
             raise
-        return accepted
+        context = None if self._access is None else self._access.context
+        self.channel_class = GuardedChannel
+        if accepted is None or context is None:
+            return accepted
+        # OpenSSL is only loaded where it is used.
+        from exporters.web_tls_channel import TlsChannel, secured
+
+        self.channel_class = TlsChannel
+        connection = secured(context, accepted[0])
+        return None if connection is None else (connection, accepted[1])
 
     def refuse(self, channel: GuardedChannel) -> None:
         """Have `channel` closed at the next round."""
@@ -178,7 +209,9 @@ class GuardedServer(TcpWSGIServer):  # type: ignore[misc]  # no types published
     def _close_overdue(self, now_s: float) -> None:
         for channel in list(self.active_channels.values()):
             step, since_s = channel.look(now_s)
-            if now_s - since_s > self.config.timeout_s(step):
+            # Rules that have changed hold for who is connected already, too: it may come again.
+            is_outdated = step is Step.IDLE and channel.reading != self.reading()
+            if is_outdated or now_s - since_s > self.config.timeout_s(step):
                 channel.handle_close()
 
     def _close_one(self, now_s: float) -> None:
