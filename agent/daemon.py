@@ -39,6 +39,8 @@ WEB_CONFIG_PERIOD_S: Final = 1.0
 #: A snapshot older than this is not served as it is.
 OLDEST_SNAPSHOT_S: Final = 5.0
 _SNAPSHOT_WAIT_S: Final = 0.2
+#: Judgements come this long after the samplers of the same moment: with their readings, and not beside them.
+_JUDGEMENT_AFTER_S: Final = 0.5
 #: Stopping has to fit into two seconds, whatever a driver call is doing.
 STOP_TIMEOUT_S: Final = 1.5
 
@@ -133,7 +135,7 @@ class Daemon:
         self._release_requests = 0
         self._schedule = Schedule(self._samplers.all, clock, self._samplers.observed(self._deliver))
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
-        self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge)
+        self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge, after_s=_JUDGEMENT_AFTER_S)
         self._access = build_access(config)
         if self._access is not None:
             self._schedule.every(WEB_CONFIG_PERIOD_S, "web configuration", self._access.refresh)

@@ -73,7 +73,7 @@ class Schedule:
 
     `deliver` gets one Tick for each run that brought records. It and the functions given to `every` are called from
     the threads of their jobs, at the same time at times: what they share, they lock. A job is called at once at the
-    start, and then at its period; after a clock step all jobs are due at once.
+    start, unless it is to come after others, and then at its period; after a clock step all begin so anew.
     """
 
     def __init__(
@@ -91,15 +91,21 @@ class Schedule:
         self._engine: Engine | None = None
         self._samplers = [SamplerJob(sampler, clock, self._config, deliver) for sampler in samplers]
         self._workers = [JobThread(job, clock) for job in self._samplers]
+        self._after_s: dict[str, float] = {}
         self._bell = Bell()
         self._guard: ClockGuard | None = None
         self._guard_thread = NamedThread("clock-guard", self._watch_clocks)
 
-    def every(self, seconds: float, name: str, function: Callable[[], object]) -> None:
-        """Have `function` called every `seconds`; before `start` only. What it raises is logged, not passed on."""
+    def every(self, seconds: float, name: str, function: Callable[[], object], *, after_s: float = 0.0) -> None:
+        """Have `function` called every `seconds`; before `start` only. What it raises is logged, not passed on.
+
+        It comes `after_s` later than what is due at the same time: after the samplers, and not in their way.
+        """
         if self._engine is not None:
             raise RuntimeError(f"the schedule has started; {name} comes too late")
-        self._workers.append(JobThread(CallbackJob(name, seconds, self._clock, self._config, function), self._clock))
+        job = CallbackJob(name, seconds, self._clock, self._config, function)
+        self._workers.append(JobThread(job, self._clock))
+        self._after_s[job.name] = after_s
 
     def start(self) -> None:
         """Start all jobs, and the guard of the clocks; once only."""
@@ -171,7 +177,12 @@ class Schedule:
             self._engine.wakeup()
 
     def _calls(self) -> list[PeriodicCall]:
-        return [PeriodicCall(worker.job.name, worker.job.period_s, worker.offer) for worker in self._workers]
+        return [
+            PeriodicCall(
+                worker.job.name, worker.job.period_s, worker.offer, after_s=self._after_s.get(worker.job.name, 0.0)
+            )
+            for worker in self._workers
+        ]
 
     def _watch_clocks(self) -> None:
         while not self._bell.wait(self._config.guard_period_s):

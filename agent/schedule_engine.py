@@ -32,6 +32,7 @@ class PeriodicCall(NamedTuple):
     name: str
     period_s: float
     call: Callable[[], None]
+    after_s: float = 0.0  # how long after the others of its period it comes
 
 
 def next_due(previous: datetime, period_s: float, now: datetime) -> datetime:
@@ -80,7 +81,7 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # no types publish
 
 
 class ApschedulerEngine:
-    """Calls `calls` from now on, each at once and then every period, from one thread of APScheduler's."""
+    """Calls `calls` at once, or after their `after_s`, and then every period; from one thread of APScheduler's."""
 
     def __init__(self, calls: Sequence[PeriodicCall], now: Instant) -> None:
         self._scheduler = _Scheduler(
@@ -97,7 +98,7 @@ class ApschedulerEngine:
                 call.call,
                 _Every(call.period_s),
                 id=call.name,
-                next_run_time=first,
+                next_run_time=first + timedelta(seconds=call.after_s),
                 coalesce=True,
                 max_instances=1,
                 misfire_grace_time=None,

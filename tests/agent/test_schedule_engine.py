@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import queue
 import threading
 from pathlib import Path
 
@@ -53,3 +54,17 @@ def test_the_kernel_knows_the_threads_by_name():
     wanted = {"a_source", "judgement", "clock-guard", "scheduler"}
     until(lambda: wanted <= {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}, "names")
     schedule.stop(1.0)
+
+
+def test_what_is_to_come_after_others_does():
+    calls = queue.SimpleQueue()
+    clock = SystemClock()
+    schedule = Schedule([], clock, lambda tick: None, NO_GUARD_THREAD)
+    schedule.every(60.0, "later", lambda: calls.put(("later", clock.now().monotonic_s)), after_s=0.1)
+    schedule.every(60.0, "first", lambda: calls.put(("first", clock.now().monotonic_s)))
+    begin_s = clock.now().monotonic_s
+    schedule.start()
+    (first, _), (later, later_s) = calls.get(timeout=20.0), calls.get(timeout=20.0)
+    schedule.stop(1.0)
+    assert (first, later) == ("first", "later")
+    assert later_s - begin_s >= 0.09
