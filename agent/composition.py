@@ -13,6 +13,7 @@ from agent.replay import replay
 from classifier import model
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.registry import build_detectors
+from classifier.detectors.step_pace import StepPaces
 from classifier.labeller import Labeller
 from classifier.results import Decision
 from exporters.snapshot import ModelInfo
@@ -34,10 +35,12 @@ def build_pipeline(
     """
     loaded = model.load(bundle or config.model.bundle or model.BUNDLED)
     baselines = PowerBaselines(config.detectors.baseline)
+    paces = StepPaces(config.detectors.step_pace)
     return Pipeline(
         labeller=Labeller(loaded, config.labels),
-        detectors=build_detectors(config.detectors, baselines),
+        detectors=build_detectors(config.detectors, baselines, paces),
         baselines=baselines,
+        paces=paces,
         sample_interval_s=sample_interval_s,
         facts_hold=facts_hold,
         replay=replay,

@@ -103,6 +103,9 @@ GPU_CHANNELS: Final = (
     "samples",
 )
 _THROTTLE_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
+#: Channels that detectors alone read. `hw_slowed` is 1 while the power brake is active, or a hardware slowdown that is
+#: not thermal, else 0.
+DETECTOR_CHANNELS: Final = ("hw_slowed",)
 
 #: Counters of a process, whose rate is summed over the processes of a GPU.
 _PROCESS_COUNTERS: Final = {
@@ -127,6 +130,8 @@ class GpuHistory(Channels):
         self.health: GpuHealth | None = None
         self.xids: GpuXids | None = None
         self.processes: tuple[GpuProcess, ...] | None = None
+        #: What was last heard of those of them that can be looked at; each with its own time.
+        self.process_samples: tuple[ProcessSample, ...] = ()
         #: When the set of process ids last changed (monotonic seconds); None before the first list.
         self.processes_since_s: float | None = None
         #: Who holds it, as last heard; None where that was never seen.
@@ -161,7 +166,10 @@ class GpuHistory(Channels):
             rate = self.rate((name,), time_s, getattr(record, name))
             self.put(channel, time_s, getattr(record, channel) if rate is None else rate)
         if record.clock_event_reasons is not None:
-            self.put("throttled", time_s, float(not _THROTTLE_REASONS.isdisjoint(record.clock_event_reasons)))
+            reasons = record.clock_event_reasons
+            self.put("throttled", time_s, float(not _THROTTLE_REASONS.isdisjoint(reasons)))
+            is_slowed = "hw_power_brake" in reasons or ("hw_slowdown" in reasons and "hw_thermal" not in reasons)
+            self.put("hw_slowed", time_s, float(is_slowed))
         self.put("samples", time_s, 1.0)
         self.first_s = time_s if self.first_s is None else self.first_s
         self.last_s = time_s
@@ -189,6 +197,10 @@ class GpuHistory(Channels):
         mine = [rates[process.pid] for process in self.processes or () if process.pid in rates]
         for channel in {channel for one in mine for channel in one}:
             self.put(channel, time_s, sum(one.get(channel, 0.0) for one in mine))
+
+    def note_processes(self, samples: Mapping[int, ProcessSample]) -> None:
+        """Take what was heard of processes, by process id; only this GPU's own count."""
+        self.process_samples = tuple(samples[process.pid] for process in self.processes or () if process.pid in samples)
 
     def add_fast_power(self, record: GpuFastPower) -> None:
         """Take several readings of power, each at the record's time less its age."""
@@ -269,9 +281,11 @@ class History:
                 if key.gpu_i_id is not None or not self._layout.is_divided(key)
             }
         self.host.add(tick.records)
-        rates = self._processes.update(record for record in tick.records if isinstance(record, ProcessSample))
-        if rates:
+        samples = {record.pid: record for record in tick.records if isinstance(record, ProcessSample)}
+        if samples:
+            rates = self._processes.update(samples.values())
             for gpu in self._all.values():
+                gpu.note_processes(samples)
                 gpu.add_processes(rates, tick.monotonic_s)
 
     def _add(self, record: Record) -> None:

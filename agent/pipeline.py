@@ -45,6 +45,7 @@ from agent.samplers import SamplerStatus
 from agent.xids import XIDS, XidCatalogue
 from classifier.detectors import Detector
 from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.step_pace import StepPaces
 from classifier.findings import FindingEvent, FindingTracker
 from classifier.labeller import Labeller
 from classifier.results import Assessment, Decision
@@ -82,6 +83,7 @@ class Pipeline:
         labeller: Labeller,
         detectors: Sequence[Detector],
         baselines: PowerBaselines,
+        paces: StepPaces | None = None,
         sample_interval_s: float = 1.0,
         facts_hold: bool = False,
         replay: bool = False,
@@ -101,6 +103,7 @@ class Pipeline:
         self._labeller = labeller
         self._detectors = tuple(detectors)
         self._baselines = baselines
+        self._paces = paces or StepPaces()
         slower = periods_s or {}
         self._periods_s = {kind: max(seconds, slower.get(kind, 0.0)) for kind, seconds in PERIODS_S.items()}
         self._sample_interval_s = max(sample_interval_s, self._periods_s[GpuSample])
@@ -136,6 +139,7 @@ class Pipeline:
         decisions = self._labeller.decide(now, self.history)
         self._decisions = {decision.key: decision for decision in decisions}
         self._baselines.update(now, self.history, self._decisions)
+        self._paces.update(now, self.history)
         self._assessments = tuple(
             assessment
             for detector in self._detectors
@@ -226,7 +230,14 @@ class Pipeline:
                 dict(account.energy_joules) if account and account.has_energy and is_work else None
             ),
             power_baseline_watts=self._baselines.watts(key) if is_work else {},
+            training_step_seconds=self._step_seconds(now, key) if is_work and answers else None,
         )
+
+    def _step_seconds(self, now: Instant, key: GpuKey) -> float | None:
+        """Return the time of a training step: inference has a pace as well, and is no training."""
+        decision = self._decisions.get(key)
+        is_training = decision is not None and decision.workload == "training"
+        return self._paces.step_seconds(key, now.monotonic_s) if is_training else None
 
     def _state(self, now: Instant, key: GpuKey) -> str | None:
         """Return the state of a card, for an instance too: only cards are asked for theirs."""

@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from agent.history import Array
 from classifier.windows import Windows
@@ -73,20 +74,12 @@ def _cadence(window: Windows) -> tuple[Array, Array]:
     if not signals.size:
         return height, lag
     values, size = window.held[signals, rows], span[signals, rows]
-    # Single precision is more than enough for heights, and the transforms are half of what all features cost.
-    centred = (values - window.mean[signals, rows][:, np.newaxis]).astype(np.float32)
+    centred = values - window.mean[signals, rows][:, np.newaxis]
     if size.min() < columns:
         centred[np.isnan(centred)] = 0.0
     longest = columns // 3 + 2
-    length = _fast_length(columns + longest)
-    spectrum = np.fft.rfft(centred, length, axis=-1)
-    sums = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, length, axis=-1)[:, :longest]
+    curve, flat = autocorrelation(centred, size, longest)
     lags = np.arange(longest)
-    flat = sums[:, 0] <= 1e-12 * size
-    # The sum at lag k has size - k terms: without this factor long lags would look weak.
-    terms = np.maximum(size[:, np.newaxis] - lags, 1.0).astype(np.float32)
-    scale = (size / np.where(flat, 1.0, sums[:, 0])).astype(np.float32)
-    curve = sums * scale[:, np.newaxis] / terms
     inner = curve[:, _LEAST_LAG:-1]
     peaks = (inner > curve[:, _LEAST_LAG - 1 : -2]) & (inner >= curve[:, _LEAST_LAG + 1 :])
     peaks &= (lags[_LEAST_LAG:-1] <= size[:, np.newaxis] / 3.0) & ~flat[:, np.newaxis]
@@ -98,6 +91,23 @@ def _cadence(window: Windows) -> tuple[Array, Array]:
     height[signals, rows] = np.where(found, np.minimum(1.0, highest_at(heights, best)), 0.0)
     lag[signals, rows] = np.where(found, (best + _LEAST_LAG) * window.step_s, np.nan)
     return height, lag
+
+
+def autocorrelation(centred: Array, size: Array, longest: int) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the autocorrelation (1 at lag 0) of rows for lags below `longest`, and which rows are flat.
+
+    `centred` has no mean and 0 where nothing was measured; `size` is how many columns of each row were.
+    """
+    # Single precision is more than enough for heights, and the transforms are half of what all features cost.
+    length = _fast_length(centred.shape[-1] + longest)
+    spectrum = np.fft.rfft(centred.astype(np.float32), length, axis=-1)
+    sums = np.fft.irfft(spectrum.real**2 + spectrum.imag**2, length, axis=-1)[:, :longest]
+    flat = sums[:, 0] <= 1e-12 * size
+    # The sum at lag k has size - k terms: without this factor long lags would look weak.
+    terms = np.maximum(size[:, np.newaxis] - np.arange(longest), 1.0).astype(np.float32)
+    scale = (size / np.where(flat, 1.0, sums[:, 0])).astype(np.float32)
+    curve: Array = sums * scale[:, np.newaxis] / terms
+    return curve, flat
 
 
 def highest_at(heights: Array, best: Array) -> Array:

@@ -155,6 +155,14 @@ WORKLOAD_METRICS: Final = (
         label="workload",
         read=_workload_energy,
     ),
+    WORK.metric(
+        "training_step_seconds",
+        "gauge",
+        "seconds",
+        "Time of a training step, by the period of power, NVLink traffic or SM activity; "
+        "absent where the GPU does not train or its steps are too fast, too slow or too uneven to be seen.",
+        lambda view: view.training_step_seconds,
+    ),
 )
 
 ANOMALY_METRICS: Final = (

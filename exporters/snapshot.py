@@ -58,6 +58,7 @@ class GpuView:
     workload_seconds: Mapping[str, float] = field(default_factory=dict)  # by workload, all five, since the start
     workload_energy_joules: Mapping[str, float] | None = None  # likewise; None where neither energy nor power is read
     power_baseline_watts: Mapping[str, float] = field(default_factory=dict)  # context_idle, busy: learned so far
+    training_step_seconds: float | None = None  # None where the GPU does not train or its steps are not seen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

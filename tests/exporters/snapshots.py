@@ -341,6 +341,8 @@ def full_view(key: GpuKey) -> GpuView:
         workload_seconds=dict.fromkeys(WORKLOADS, 10.0),
         workload_energy_joules=dict.fromkeys(WORKLOADS, 5000.0),
         power_baseline_watts={"context_idle": 118.0, "busy": 610.0},
+        # GPU 0 stands in a collective: it has no steps.
+        training_step_seconds=0.42 if workload == "training" and key.gpu else None,
     )
 
 
