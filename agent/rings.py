@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final, NamedTuple, Self
 
 import numpy as np
@@ -33,6 +34,7 @@ class Ring:
         self._data = np.empty((2, rows))
         self._start = 0
         self._end = 0
+        self._last_s = -math.inf  # time of the newest sample
 
     @classmethod
     def of(cls, series: Series, horizon_s: float) -> Self:
@@ -40,17 +42,20 @@ class Ring:
         ring = cls(horizon_s, rows=0)
         ring._data = np.array([series.times, series.values], dtype=np.float64)
         ring._end = series.size
+        if series.size:
+            ring._last_s = float(series.times[-1])
         return ring
 
     def append(self, time_s: float, value: float) -> None:
         """Add a sample; one that is not later than the last one is dropped."""
-        if self._end > self._start and time_s <= self._data[0, self._end - 1]:
+        if time_s <= self._last_s:
             return
         if self._end == self._data.shape[1]:
             self._make_room(time_s)
         self._data[0, self._end] = time_s
         self._data[1, self._end] = value
         self._end += 1
+        self._last_s = time_s
 
     def _make_room(self, time_s: float) -> None:
         self._start = int(np.searchsorted(self._data[0, : self._end], time_s - self._horizon_s))
@@ -70,14 +75,14 @@ class Ring:
         times = self._data[0, self._start : self._end]
         # The methods, not numpy's functions of the same name: those cost thrice as much, hundreds of times a decision.
         low = self._start + int(times.searchsorted(now_s - seconds, "right"))
-        high = self._start + int(times.searchsorted(now_s, "right"))
+        high = self._end if now_s >= self._last_s else self._start + int(times.searchsorted(now_s, "right"))
         return Series(self._data[0, low:high], self._data[1, low:high])
 
     def last(self) -> tuple[float, float] | None:
         """Return time and value of the newest sample."""
         if self._end == self._start:
             return None
-        return float(self._data[0, self._end - 1]), float(self._data[1, self._end - 1])
+        return self._last_s, float(self._data[1, self._end - 1])
 
 
 class CounterRate:

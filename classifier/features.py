@@ -273,14 +273,15 @@ class _Group:
 
     function: Callable[..., Array]
     window_s: float
-    names: tuple[str, ...]  # one signal per operand of the function, to find the windows by
-    positions: tuple[NDArray[np.intp], ...]  # per operand: positions of the features' signals
+    #: Per operand of the function: a signal to find the window by, the positions of the features' signals in it, and
+    #: what tells these operands from others.
+    operands: tuple[tuple[str, NDArray[np.intp], bytes], ...]
     columns: NDArray[np.intp]  # of the features in the table
 
     def compute(self, grids: Grids) -> Array:
         """Return the features, shape (features, rows)."""
-        operands = zip(self.names, self.positions, strict=True)
-        return self.function(*(grids.window(name, self.window_s).take(chosen) for name, chosen in operands))
+        operands = [grids.taken(name, self.window_s, chosen, key) for name, chosen, key in self.operands]
+        return self.function(*operands)
 
 
 def _grouped() -> tuple[_Group, ...]:
@@ -296,12 +297,17 @@ def _grouped() -> tuple[_Group, ...]:
             _Group(
                 function=features[0].function,
                 window_s=features[0].window_s,
-                names=tuple(names[0] for names in operands),
-                positions=tuple(np.array([position(name) for name in names]) for names in operands),
+                operands=tuple(_operand(names) for names in operands),
                 columns=np.array(columns),
             )
         )
     return tuple(found)
+
+
+def _operand(names: Sequence[str]) -> tuple[str, NDArray[np.intp], bytes]:
+    positions = np.array([position(name) for name in names])
+    first = next(name for name in SIGNALS if kind_of(name) == kind_of(names[0]))
+    return first, positions, positions.tobytes()
 
 
 _GROUPS: Final = _grouped()

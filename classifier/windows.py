@@ -35,46 +35,56 @@ class Windows:
         """`pairs` says which peers (rows of a peer signal) belong to which row, shape (rows, peers)."""
         self.step_s = step_s
         self.pairs = pairs
-        self._values = values
-        self._parent: Windows | None = None
-        self._chosen: Indices = np.arange(values.shape[0])
+        self._values: Array | None = values
+        self._root = self
+        self._chosen: Indices | slice = slice(None)
         self._shared: dict[Hashable, Array] = {}
-        self._single: dict[Hashable, dict[int, tuple[Array, ...]]] = {}
+        self._single: dict[Hashable, tuple[Flags, tuple[Array, ...]]] = {}
 
     @property
     def values(self) -> Array:
         """Values of shape (signals, rows, columns)."""
-        if self._parent is not None and self._values is self._parent._values:
-            self._values = self._parent._values[self._chosen]
+        if self._values is None:
+            self._values = self._root.values[self._chosen]
         return self._values
 
     def take(self, chosen: Indices) -> Self:
         """Return the signals at the positions `chosen`; what is computed for all of them is shared."""
+        if self._root is not self:
+            chosen = np.arange(self._root.values.shape[0])[self._chosen][chosen]
         taken = object.__new__(type(self))
         taken.step_s, taken.pairs = self.step_s, self.pairs
-        taken._values, taken._parent = self._values, self
-        taken._chosen, taken._shared, taken._single = chosen, {}, {}
+        taken._values, taken._root = None, self._root
+        # Neighbours are looked at where they are; a choice of others is a copy.
+        first, last = int(chosen[0]), int(chosen[-1])
+        is_run = last - first == chosen.size - 1 and (chosen.size < 3 or bool((chosen[1:] > chosen[:-1]).all()))
+        taken._chosen = slice(first, last + 1) if is_run else chosen
+        taken._shared, taken._single = {}, {}
         return taken
 
     def shared(self, key: Hashable, function: Callable[[Windows], Array]) -> Array:
         """Return `function` of these signals, computed once for all signals of the window."""
-        if self._parent is not None:
-            return self._parent.shared(key, function)[self._chosen]
         found = self._shared.get(key)
         if found is None:
-            found = self._shared[key] = function(self)
+            root = self._root
+            found = function(self) if root is self else root.shared(key, function)[self._chosen]
+            self._shared[key] = found
         return found
 
     def single(self, key: Hashable, function: Callable[[Windows], tuple[Array, ...]]) -> tuple[Array, ...]:
         """Return `function` of these signals, computed once for each that is asked for: for what costs much."""
-        base = self if self._parent is None else self._parent
-        known = base._single.setdefault(key, {})
-        chosen = self._chosen.tolist()
-        new = [position for position in dict.fromkeys(chosen) if position not in known]
-        if new:
-            results = function(base.take(np.array(new)))
-            known.update({position: tuple(part[n] for part in results) for n, position in enumerate(new)})
-        return tuple(np.stack(parts) for parts in zip(*(known[position] for position in chosen), strict=True))
+        root = self._root
+        signals = np.arange(root.values.shape[0])[self._chosen]
+        is_known, wholes = root._single.get(key) or (np.zeros(root.values.shape[0], dtype=bool), ())
+        new = np.unique(signals[~is_known[signals]])
+        if new.size:
+            results = function(root.take(new))
+            wholes = wholes or tuple(np.empty((is_known.size, *part.shape[1:])) for part in results)
+            root._single[key] = is_known, wholes
+            is_known[new] = True
+            for whole, part in zip(wholes, results, strict=True):
+                whole[new] = part
+        return tuple(whole[self._chosen] for whole in wholes)
 
     @property
     def valid(self) -> Flags:
@@ -169,6 +179,14 @@ class Grids:
             pairs[row, [positions[id(peer), one.now_s] for peer in one.peers]] = True
         self._grids = {False: own, True: others}
         self._pairs = pairs
+        self._taken: dict[tuple[str, float, bytes], Windows] = {}
+
+    def taken(self, name: str, window_s: float, chosen: Indices, key: bytes) -> Windows:
+        """Return the signals at `chosen` in the window of signal `name`, the same object for the same `key`."""
+        found = self._taken.get((name, window_s, key))
+        if found is None:
+            found = self._taken[name, window_s, key] = self.window(name, window_s).take(chosen)
+        return found
 
     def window(self, name: str, window_s: float) -> Windows:
         """Return the window that holds signal `name` beside all others of its step; see `position`."""
@@ -214,20 +232,23 @@ class _Axis:
         stacked = np.concatenate(self.values).reshape(-1, self.times.size)
         if self.glitchy and self.spacing_s <= _GLITCH_SPACING_S and self.times.size > 2:
             _drop_glitches(stacked, self.glitchy)
+        steps: dict[float, tuple[Indices, int, Indices]] = {}
         for (step, averaged), targets in self.targets.items():
             grid = grids[step, averaged]
-            columns, first, starts = self._columns(step, grid.shape[-1])
+            if step not in steps:
+                steps[step] = self._columns(step, grid.shape[-1])
+            columns, first, starts = steps[step]
             if not columns.size:
                 continue
-            binned = stacked[[entry for entries, _, _ in targets for entry in entries], first:]
+            chosen = np.array([entry for entries, _, _ in targets for entry in entries])
             places = np.array([signal * grid.shape[1] + row for _, signal, rows in targets for row in rows])
-            if starts.size == binned.shape[-1]:
-                pass
+            if starts.size == self.times.size - first:
+                binned = stacked[chosen, first:]
             elif averaged:
-                binned = np.add.reduceat(binned, starts, axis=-1)
-                binned /= np.diff(starts, append=self.times.size - first)
+                binned = np.add.reduceat(stacked[chosen, first:], starts, axis=-1)
+                binned /= _lengths(starts, self.times.size - first)
             else:
-                binned = binned[:, np.append(starts[1:], binned.shape[-1]) - 1]
+                binned = stacked[chosen[:, np.newaxis], first - 1 + _ends(starts, self.times.size - first)]
             flat = grid.reshape(-1, grid.shape[-1])
             if columns[-1] - columns[0] == columns.size - 1:
                 flat[places, columns[0] : columns[-1] + 1] = binned
@@ -244,8 +265,21 @@ class _Axis:
         back = back[first:]
         if not back.size:
             return back, first, back
-        starts = np.concatenate(([0], np.flatnonzero(back[1:] != back[:-1]) + 1))
+        changes = (back[1:] != back[:-1]).nonzero()[0]
+        starts = np.zeros(changes.size + 1, dtype=np.intp)
+        np.add(changes, 1, out=starts[1:])
         return size - 1 - back[starts], first, starts
+
+
+def _ends(starts: Indices, size: int) -> Indices:
+    """Return where each part of `size` samples ends, from where each starts."""
+    ends = np.empty_like(starts)
+    ends[:-1], ends[-1] = starts[1:], size
+    return ends
+
+
+def _lengths(starts: Indices, size: int) -> Indices:
+    return _ends(starts, size) - starts
 
 
 def _drop_glitches(values: Array, chosen: Iterable[int]) -> None:
