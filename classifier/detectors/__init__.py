@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from agent.clock import Instant
 from agent.history import History
@@ -28,6 +28,7 @@ class Detector(Protocol):
         ...
 
 
+@runtime_checkable
 class Learner(Protocol):
     """What a detector (or the baselines) learned slowly and has to know again after a restart of the agent.
 

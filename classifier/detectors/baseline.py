@@ -8,8 +8,9 @@ ten seconds; what was never seen is not there.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
@@ -17,8 +18,21 @@ from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey
 from classifier.config_checks import require
+from classifier.detectors import monotonic_s_of, wall_s_of
 from classifier.detectors.channels import aligned, is_same_work, process_ids
+from classifier.detectors.restored import (
+    Pending,
+    gpu_states,
+    gpu_text,
+    numbers,
+    optional,
+    process_starts,
+    processes_state,
+)
 from classifier.results import Decision
+
+#: Without memory utilisation some of the samples taken for work are waiting: busy power is above most of them.
+_BLIND_QUANTILE: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +77,7 @@ class _Learned:
     last_s: float | None = None
     busy_s: float | None = None
     process_ids: frozenset[int] | None = field(default=None)
+    starts: Mapping[int, float] = field(default_factory=dict)  # of the processes, as far as they can be looked at
     context_idle_watts: float | None = None
     busy_watts: float | None = None
     busy_memory_ratio: float | None = None
@@ -71,9 +86,13 @@ class _Learned:
 class PowerBaselines:
     """Learns context-idle and busy power of every GPU; call `update` before the detectors."""
 
+    learner: str = "baseline"
+
     def __init__(self, config: BaselineConfig | None = None) -> None:
         self._config = config or BaselineConfig()
         self._gpus: dict[GpuKey, _Learned] = {}
+        self._idle: dict[str, list[float]] = {}  # restored, of GPUs that were not seen yet
+        self._pending: Pending[tuple[list[float], list[float], float]] | None = None
 
     def update(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> None:  # noqa: ARG002
         """Take what is new in `history`; `decisions` are not needed yet and may be empty."""
@@ -83,6 +102,9 @@ class PowerBaselines:
             if learned is None:
                 size = self._config.observations
                 learned = self._gpus[key] = _Learned(deque(maxlen=size), deque(maxlen=size), deque(maxlen=size))
+                self._take_back_idle(key, learned)
+            if self._pending is not None:
+                self._take_back_busy(gpu, learned, now)
             since = now.monotonic_s - learned.last_s if learned.last_s is not None else None
             if since is None or since >= self._config.observation_seconds:
                 learned.last_s = now.monotonic_s
@@ -108,6 +130,64 @@ class PowerBaselines:
         learned = self._gpus.get(key)
         return learned.busy_memory_ratio if learned else None
 
+    def learned(self, now: Instant) -> Mapping[str, object]:
+        """Return the observations of every GPU that has a UUID; those of work with the processes they hold for."""
+        gpus: dict[str, dict[str, object]] = {name: {"idle_watts": watts} for name, watts in self._idle.items()}
+        for key, learned in self._gpus.items():
+            name = gpu_text(key)
+            if name is None:
+                continue
+            section: dict[str, object] = {"idle_watts": _rounded(learned.idle, 2)}
+            if learned.busy_s is not None and learned.starts:
+                section["busy_watts"] = _rounded(learned.busy, 2)
+                section["busy_memory_ratio"] = _rounded(learned.memory, 4)
+                section["busy_wall_s"] = wall_s_of(learned.busy_s, now)
+                section["seen_wall_s"] = wall_s_of(learned.last_s or now.monotonic_s, now)
+                section["processes"] = processes_state(learned.starts, now)
+            gpus[name] = section
+        if self._pending is not None:
+            for name, state in self._pending.states(now).items():
+                gpus[name] = {
+                    **state,
+                    **{key: value for key, value in gpus.get(name, {}).items() if key == "idle_watts"},
+                }
+        return {"gpus": gpus}
+
+    def restore(self, state: Mapping[str, object], now: Instant) -> None:
+        """Take back idle power for the GPU whatever runs there now, and busy power for the same processes."""
+        idle: dict[str, list[float]] = {}
+        pending: Pending[tuple[list[float], list[float], float]] = Pending(now)
+        for name, section in gpu_states(state):
+            idle[name] = numbers(section, "idle_watts")
+            seen_wall_s = optional(section, "seen_wall_s")
+            busy_wall_s = optional(section, "busy_wall_s")
+            if seen_wall_s is not None and busy_wall_s is not None:
+                busy, memory = numbers(section, "busy_watts"), numbers(section, "busy_memory_ratio")
+                pending.put(name, section, (busy, memory, monotonic_s_of(busy_wall_s, now)), seen_wall_s)
+        self._idle, self._pending = idle, pending
+
+    def _take_back_idle(self, key: GpuKey, learned: _Learned) -> None:
+        watts = self._idle.pop(gpu_text(key) or "", None)
+        if watts:
+            learned.idle.extend(watts)
+            learned.context_idle_watts = float(np.median(learned.idle))
+
+    def _take_back_busy(self, gpu: GpuHistory, learned: _Learned, now: Instant) -> None:
+        found = self._pending.take(gpu, now) if self._pending is not None else None
+        if found is None:
+            return
+        watts, memory, learned.busy_s = found
+        # What was seen since the restart is newer.
+        for ring, earlier in ((learned.busy, watts), (learned.memory, memory)):
+            newer = tuple(ring)
+            ring.clear()
+            ring.extend((*earlier, *newer))
+        if learned.memory:
+            learned.busy_memory_ratio = float(np.median(learned.memory))
+        if learned.busy:
+            quantile = 0.5 if learned.memory else _BLIND_QUANTILE
+            learned.busy_watts = float(np.quantile(learned.busy, quantile))
+
     def _observe(self, gpu: GpuHistory, learned: _Learned, now_s: float) -> None:
         config = self._config
         present = process_ids(gpu)
@@ -116,6 +196,7 @@ class PowerBaselines:
             learned.memory.clear()
             learned.busy_watts = learned.busy_s = learned.busy_memory_ratio = None
         learned.process_ids = present or learned.process_ids
+        learned.starts = process_starts(gpu) or (learned.starts if present else {})
         times = gpu.series("samples", now_s, config.settle_seconds).times
         utilization = aligned(gpu, "utilization_ratio", times, now_s, config.settle_seconds)
         power = aligned(gpu, "power_watts", times, now_s, config.settle_seconds)
@@ -139,10 +220,10 @@ class PowerBaselines:
             learned.busy_memory_ratio = float(np.median(learned.memory))
             self._learn_busy(learned, float(np.median(power[works])), now_s)
             return
-        watts = float(np.quantile(power[works], 0.75))
+        watts = float(np.quantile(power[works], _BLIND_QUANTILE))
         held = learned.busy_watts is not None and watts < config.waiting_share_ratio * learned.busy_watts
         if not held or learned.busy_s is None or now_s - learned.busy_s > config.relearn_seconds:
-            self._learn_busy(learned, watts, now_s, quantile=0.75)
+            self._learn_busy(learned, watts, now_s, quantile=_BLIND_QUANTILE)
 
     def _learn_busy(self, learned: _Learned, watts: float, now_s: float, quantile: float = 0.5) -> None:
         learned.busy.append(watts)
@@ -154,3 +235,7 @@ class PowerBaselines:
             return bool(gpu.processes)
         used = gpu.latest("memory_used_bytes", now_s, self._config.settle_seconds)
         return used is not None and used >= self._config.context_memory_bytes
+
+
+def _rounded(values: Iterable[float], digits: int) -> list[float]:
+    return [round(value, digits) for value in values]

@@ -32,6 +32,7 @@ from classifier.config_checks import require
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
+from classifier.detectors.restored import Pending, gpu_states, gpu_text, number
 from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
 from classifier.results import Assessment, Decision, Evidence
@@ -131,11 +132,13 @@ class StalledCollectiveDetector:
     """Finds groups of GPUs that wait in a collective, and says whether the wait is a stall."""
 
     anomalies: tuple[str, ...] = ("stalled_collective", "collective_wait")
+    learner: str = "stalled_collective"
 
     def __init__(self, config: StalledCollectiveConfig, baselines: PowerBaselines) -> None:
         self._config = config
         self._baselines = baselines
         self._watches: dict[GpuKey, GpuWatch] = {}
+        self._pending: Pending[GpuWatch] | None = None
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return two assessments, one for each anomaly, for every GPU that can be judged."""
@@ -148,6 +151,7 @@ class StalledCollectiveDetector:
             io = observe_host_io(
                 self._config.host_io, history, keys, group.since_s, now.monotonic_s, others_work=others_work
             )
+            io = self._with_unseen(io, group)
             case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
             if not group.is_armed and not case.verdict.wait:
                 continue  # not to be judged yet
@@ -169,6 +173,31 @@ class StalledCollectiveDetector:
                 assessments.extend(Assessment(anomaly=a, scope="gpu", severity=0, key=key) for a in self.anomalies)
         return tuple(assessments)
 
+    def learned(self, now: Instant) -> Mapping[str, object]:
+        """Return what arms each GPU, its wait if it waits, and how long earlier waits lasted."""
+        gpus: dict[str, object] = {}
+        for key, watch in self._watches.items():
+            name, section = gpu_text(key), watch.learned(now)
+            if name is not None and section is not None:
+                gpus[name] = section
+        return {"gpus": {**gpus, **(self._pending.states(now) if self._pending is not None else {})}}
+
+    def restore(self, state: Mapping[str, object], now: Instant) -> None:
+        """Take the watches back, each once its GPU shows the same processes, and the gap as one in telemetry."""
+        pending: Pending[GpuWatch] = Pending(now)
+        for name, section in gpu_states(state):
+            watch = GpuWatch(self._config.signature, self._config.arm)
+            watch.restore(section, now)
+            pending.put(name, section, watch, number(section, "seen_wall_s"))
+        self._pending = pending
+
+    def _with_unseen(self, io: HostIo, group: _Group) -> HostIo:
+        """Return `io` with the time that the agent was not there as active: a checkpoint may have been written then."""
+        unseen_s = max((self._watches[key].unseen_until_s or 0.0 for key in group.members), default=0.0)
+        if unseen_s <= group.since_s:
+            return io
+        return replace(io, last_active_s=max(io.last_active_s or 0.0, unseen_s))
+
     def _advance(self, now: Instant, history: History) -> None:
         for gone in self._watches.keys() - history.gpus.keys():  # a MIG layout that changed
             del self._watches[gone]
@@ -176,6 +205,11 @@ class StalledCollectiveDetector:
             watch = self._watches.get(key)
             if watch is None:
                 watch = self._watches[key] = GpuWatch(self._config.signature, self._config.arm)
+            restored = self._pending.take(gpu, now) if self._pending is not None else None
+            if restored is not None:
+                # It takes the samples since the start once more, after those it knows of.
+                watch = self._watches[key] = restored
+                watch.unseen_until_s = gpu.first_s
             if watch.wait_since_s is None:
                 # Learned values hold still during a wait, so that a long one does not become the new normal.
                 watch.busy_watts = self._baselines.busy_watts(key)

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final
 
+from agent.clock import Instant
 from agent.history import GpuHistory
 from classifier.config_checks import require
+from classifier.detectors import monotonic_s_of, wall_s_of
 from classifier.detectors.channels import interval_seconds, is_fresh, is_same_work, process_ids
+from classifier.detectors.restored import flag, number, numbers, optional, process_starts, processes_state, table
 from classifier.detectors.wait_signature import QUIET, UNCLEAR, WAIT, WORK, Bounds, SignatureConfig, classify
 
 _WORK_BIN_S = 10.0
+#: What of a watch lasts over a restart of the agent: times, and whether something is so.
+_TIMES: Final = (
+    "seen_s",
+    "first_work_s",
+    "last_work_s",
+    "armed_until_s",
+    "early_until_s",
+    "wait_since_s",
+    "io_first_s",
+    "quiet_since_s",
+)
+_FLAGS: Final = ("wait_armed", "wait_early", "reported")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +87,8 @@ class GpuWatch:
     armed_until_s: float | None = None
     early_until_s: float | None = None  # the same after `early_arm_seconds` of work
     process_ids: frozenset[int] | None = None
+    starts: Mapping[int, float] = field(default_factory=dict)  # of those that can be looked at, monotonic seconds
+    unseen_until_s: float | None = None  # a wait was not seen up to here, since the agent was not there
     wait_since_s: float | None = None
     wait_armed: bool = False
     wait_early: bool = False  # not armed, but after some work: information at most
@@ -93,6 +112,7 @@ class GpuWatch:
         if not is_same_work(self.process_ids, present) or (self.process_ids and present is not None and not present):
             self._forget()
         self.process_ids = present or self.process_ids
+        self.starts = process_starts(gpu) or (self.starts if present else {})
         lookback_s = 60.0 if self.seen_s is None else now_s - self.seen_s
         times, codes, utilization = classify(self.signature, gpu, now_s, lookback_s, self.bounds_watts)
         for time_s, code, ratio in zip(times.tolist(), codes.tolist(), utilization.tolist(), strict=True):
@@ -104,6 +124,58 @@ class GpuWatch:
                 self._quiet_samples, self._quiet_sum = 0, 0.0
         age_s = float("inf") if self.seen_s is None else now_s - self.seen_s
         self.judgeable = self.fresh and age_s <= max(15.0, 3 * self.interval_s)
+
+    def learned(self, now: Instant) -> Mapping[str, object] | None:
+        """Return what the next run of the agent has to know; None where the GPU's processes cannot be told apart."""
+        if self.seen_s is None or not self.starts:
+            return None
+        times = {name: getattr(self, name) for name in (*_TIMES, "_last_match_s")}
+        ended = self._ended
+        return {
+            "processes": processes_state(self.starts, now),
+            "work_wall_s": [wall_s_of(start_s, now) for start_s in self.work_bins],
+            **{_wall(name): None if time_s is None else wall_s_of(time_s, now) for name, time_s in times.items()},
+            **{name: getattr(self, name) for name in _FLAGS},
+            "misses": self._misses,
+            "busy_watts": self.busy_watts,
+            "bounds_watts": None if self.bounds_watts is None else list(self.bounds_watts),
+            "past": asdict(self.past),
+            "ended_wall_s": None if ended is None else [wall_s_of(one, now) for one in ended if one is not None],
+        }
+
+    def restore(self, state: Mapping[str, object], now: Instant) -> None:
+        """Take back what `learned` returned into a new watch; ValueError for what does not fit."""
+
+        def monotonic(wall_s: float | None) -> float | None:
+            if wall_s is not None and wall_s > now.wall_s + self.arm.arm_window_seconds:
+                raise ValueError("a time lies far in the future")
+            return None if wall_s is None else monotonic_s_of(wall_s, now)
+
+        for name in _TIMES:
+            setattr(self, name, monotonic(optional(state, _wall(name))))
+        for name in _FLAGS:
+            setattr(self, name, flag(state, name))
+        self._last_match_s = monotonic_s_of(number(state, _wall("_last_match_s")), now)
+        self._misses = int(number(state, "misses"))
+        self.work_bins.extend(monotonic_s_of(wall_s, now) for wall_s in numbers(state, "work_wall_s"))
+        self.busy_watts = optional(state, "busy_watts")
+        if state.get("bounds_watts") is not None:
+            self.bounds_watts = Bounds(*_of_length(numbers(state, "bounds_watts"), 2))
+        past = table(state, "past")
+        self.past = PastWaits(
+            count=int(number(past, "count")),
+            longest_s=number(past, "longest_s"),
+            unexplained=int(number(past, "unexplained")),
+            longest_unexplained_s=number(past, "longest_unexplained_s"),
+            io_lag_s=number(past, "io_lag_s"),
+        )
+        if state.get("ended_wall_s") is not None:
+            start_s, end_s, *io_s = _of_length(
+                [monotonic_s_of(wall_s, now) for wall_s in numbers(state, "ended_wall_s")], 2, 3
+            )
+            self._ended = (start_s, end_s, io_s[0] if io_s else None)
+        if self.seen_s is None:
+            raise ValueError("seen_wall_s is missing")
 
     @property
     def quiet_use_ratio(self) -> float:
@@ -201,3 +273,14 @@ class GpuWatch:
             self.past.longest_unexplained_s = max(self.past.longest_unexplained_s, length_s)
         else:
             self.past.io_lag_s = max(self.past.io_lag_s, io_s - start_s)
+
+
+def _wall(name: str) -> str:
+    """Return the key in the state file of a time of the watch: there it is of the wall clock."""
+    return name.strip("_").removesuffix("_s") + "_wall_s"
+
+
+def _of_length(values: list[float], *lengths: int) -> list[float]:
+    if len(values) not in lengths:
+        raise ValueError("a list has the wrong length")
+    return values
