@@ -17,6 +17,7 @@ from agent.config import format_config, load_config
 from agent.driver_state import DriverState, read_driver_state
 from agent.errors import FaultError, UsageError
 from agent.pid_file import pid_file, running_agent, signal_agent
+from agent.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from agent.config import Config
@@ -56,9 +57,14 @@ def run(arguments: argparse.Namespace) -> int:
         log.warning(daemon.demo_notice)
     daemon.start()
     log.info("open %s in a browser; Prometheus scrapes %smetrics", daemon.url, daemon.url)
+    supervisor = Supervisor()
+    supervisor.ready(f"serving {daemon.url}metrics")
     with pid_file(config.agent.runtime_folder):
-        stop.wait()
+        while not stop.wait(supervisor.sign_period_s):
+            if daemon.is_working():
+                supervisor.alive()
     log.info("stopping")
+    supervisor.stopping(faults[0] if faults else "told to")
     daemon.stop()
     if faults:
         raise FaultError(f"the NVIDIA driver can only be read by a new process ({faults[0]}); start warpwatch again")

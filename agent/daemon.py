@@ -39,6 +39,8 @@ WEB_CONFIG_PERIOD_S: Final = 1.0
 #: A snapshot older than this is not served as it is.
 OLDEST_SNAPSHOT_S: Final = 5.0
 _SNAPSHOT_WAIT_S: Final = 0.2
+#: Snapshots and judgements that stood still for longer are a fault that only a new process mends.
+STANDSTILL_S: Final = 30.0
 #: Judgements come this long after the samplers of the same moment: with their readings, and not beside them.
 _JUDGEMENT_AFTER_S: Final = 0.5
 #: Stopping has to fit into two seconds, whatever a driver call is doing.
@@ -133,6 +135,8 @@ class Daemon:
         self._snapshot: NodeSnapshot | None = None
         self._driver_state = DriverStateFile()
         self._release_requests = 0
+        #: When each of the two that make the agent one last came to its end.
+        self._done_s = dict.fromkeys(("snapshot", "judgement"), clock.now().monotonic_s)
         self._schedule = Schedule(self._samplers.all, clock, self._samplers.observed(self._deliver))
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge, after_s=_JUDGEMENT_AFTER_S)
@@ -162,6 +166,10 @@ class Daemon:
             finally:
                 self._lock.release()
         return NodeSnapshot(built=now, replay=newest.replay, version=newest.version, demo_notice=newest.demo_notice)
+
+    def is_working(self) -> bool:
+        """Return whether snapshots and judgements go on, as they do whatever the driver does."""
+        return self._clock.now().monotonic_s - min(self._done_s.values()) <= STANDSTILL_S
 
     def release_driver(self) -> None:
         """Let go of the driver, so that an operator can reset a GPU or divide it; for a limited time."""
@@ -218,6 +226,7 @@ class Daemon:
             judgement = self._pipeline.judge(self._clock.now())
         for event in judgement.events:
             log.warning("%s: %s (%s)", event.finding.anomaly, event.finding.summary, event.state)
+        self._done_s["judgement"] = self._clock.now().monotonic_s
 
     def _tend_driver(self) -> None:
         """Pass on that only a new process helps; look each second whether a release of the driver is done or over."""
@@ -241,6 +250,7 @@ class Daemon:
             if self._access is not None and self._access.error is not None:
                 snapshot = replace(snapshot, config_reload_successful=False)
             self._snapshot = snapshot
+        self._done_s["snapshot"] = snapshot.built.monotonic_s
 
 
 def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:

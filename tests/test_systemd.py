@@ -69,3 +69,11 @@ def test_the_drop_in_grants_what_it_allows_and_no_more():
     bounding = next(line for line in text.splitlines() if line.startswith("CapabilityBoundingSet="))
     assert bounding.partition("=")[2].split() == ["CAP_SYS_PTRACE", "CAP_SYSLOG", "CAP_DAC_READ_SEARCH"]
     assert capabilities() == ("sys_ptrace", "syslog", "dac_read_search")
+
+
+@pytest.mark.parametrize(("with_drop_in", "most"), [(False, "20"), (True, "26")])
+def test_exposure_is_within_the_bars(with_drop_in, most, tmp_path):
+    """2.0 as installed and 2.6 with the capabilities; systemd counts in tenths."""
+    unit = install(tmp_path, with_drop_in=with_drop_in)
+    done = run("systemd-analyze", "security", "--offline=yes", f"--threshold={most}", "--no-pager", str(unit))
+    assert done.returncode == 0, done.stdout.splitlines()[-1]

@@ -227,3 +227,19 @@ def test_the_demo_says_so_everywhere(tmp_path):
         network = "warpwatch_network_receive_bytes_total"
         wait_for("the host's own network", lambda: any(key.startswith(network) for key in agent.metrics()))
         assert not any('sampler="nvml"' in key for key in metrics)
+
+
+def test_a_service_manager_hears_when_it_serves_that_it_lives_and_when_it_ends(emulator, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        wanted = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "600000"}
+        with Agent(tmp_path, environment=emulator.environment() | wanted) as agent:
+            ready = manager.recv(1000).decode()
+            assert ready == f"READY=1\nSTATUS=serving {agent.url}/metrics"
+            assert fetch(agent.url + "/-/healthy")[0] == 200  # it says so when the port is open, not before
+            assert [manager.recv(1000) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+            agent.process.terminate()
+            while (last := manager.recv(1000)) == b"WATCHDOG=1":
+                pass
+            assert last == b"STOPPING=1\nSTATUS=told to"
