@@ -128,7 +128,7 @@ def replay(arguments: argparse.Namespace) -> int:
     server = snapshot = None
     if arguments.listen:
         access = build_access(config)
-        server = build_server(config, lambda: snapshot, listen=arguments.listen, access=access)
+        server = build_server(config, lambda: snapshot, is_live=False, listen=arguments.listen, access=access)
         server.start()
         log.warning("serving the replay on %s", server.url)
     stop = _stop_event()

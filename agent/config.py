@@ -60,10 +60,22 @@ class ExportConfig:
     #: File in the format of the Prometheus exporter toolkit: TLS, client certificates, basic authentication
     #: (docs/exporter.md); needs warpwatch[web]. It is read again when it changes.
     web_config: Path | None = None
+    #: File for the textfile collector of node_exporter; its name ends in .prom. Removed when the agent stops.
+    textfile: Path | None = None
+    #: How often it is written.
+    textfile_period_s: float = 15.0
+    #: Whether GPU series are exported under the names of dcgm-exporter too, with its labels and units.
+    dcgm: bool = False
+    #: What dcgm-exporter calls the label of the host: "Hostname" until May 2026, "hostname" since.
+    dcgm_hostname_label: Literal["Hostname", "hostname"] = "Hostname"
 
     def __post_init__(self) -> None:
-        """Raise UsageError for an address that cannot be one."""
+        """Raise UsageError for an address that cannot be one, ValueError for a text file that nobody would read."""
         parse_listen(self.listen)
+        if self.textfile is not None and self.textfile.suffix != ".prom":
+            raise ValueError(f"textfile is {str(self.textfile)!r}; node_exporter reads names that end in .prom only")
+        if not 1 <= self.textfile_period_s <= 3600:
+            raise ValueError(f"textfile_period_s is {self.textfile_period_s}; it must be from 1 to 3600")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from agent.samplers.nvml_events import NvmlEvents
 from agent.samplers.pci import ExpectedGpus
 from agent.samplers.xid import XidSampler
 from agent.schedule import Schedule
-from agent.serving import build_access, build_server, export_table
+from agent.serving import build_access, build_server, build_textfile, export_table
 from exporters.prometheus import PrometheusPage
 from exporters.snapshot import NodeSnapshot
 
@@ -143,7 +143,11 @@ class Daemon:
         self._access = build_access(config)
         if self._access is not None:
             self._schedule.every(WEB_CONFIG_PERIOD_S, "web configuration", self._access.refresh)
-        self._server = build_server(config, self.snapshot, listen=listen, access=self._access)
+        is_live = demo is None
+        self._server = build_server(config, self.snapshot, is_live=is_live, listen=listen, access=self._access)
+        self._textfile = build_textfile(config, self.snapshot, is_live=is_live)
+        if self._textfile is not None:
+            self._schedule.every(config.export.textfile_period_s, "textfile", self._textfile.write, after_s=2.0)
 
     @property
     def url(self) -> str:
@@ -213,6 +217,8 @@ class Daemon:
         self._schedule.stop(STOP_TIMEOUT_S)
         self._samplers.close()
         self._server.stop()
+        if self._textfile is not None:
+            self._textfile.remove()
 
     def _deliver(self, tick: Tick) -> None:
         with self._lock:
@@ -268,7 +274,7 @@ def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:
     snapshot = pipeline.snapshot(now, samplers=schedule.statuses(), gpus_expected=expected, gpus_visible=visible)
     for sampler in samplers.all:
         sampler.close()
-    table = export_table(config)
+    table = export_table(config, is_live=demo is None)
     return PrometheusPage(lambda: snapshot, table=table).render() or b""
 
 

@@ -33,6 +33,7 @@ class Family:
     help: str
     labels: tuple[str, ...]
     series: Mapping[tuple[str, ...], float]
+    leaves_out_empty: bool = False  # labels without a value are not there; else the MIG label alone
 
 
 def series_of(row: MetricDef, snapshot: NodeSnapshot) -> dict[tuple[str, ...], float]:
@@ -61,7 +62,15 @@ def families_of(rows: Iterable[MetricDef], snapshot: NodeSnapshot) -> list[Famil
     """Return the families that have a series, in the order of the table."""
     found = ((row, series_of(row, snapshot)) for row in rows)
     return [
-        Family(name=row.full_name, kind=row.kind, unit=row.unit, help=row.help, labels=row.labels, series=series)
+        Family(
+            name=row.full_name,
+            kind=row.kind,
+            unit=row.unit,
+            help=row.help,
+            labels=row.labels,
+            series=series,
+            leaves_out_empty=row.leaves_out_empty,
+        )
         for row, series in found
         if series
     ]
@@ -71,13 +80,16 @@ def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """Return a page; both formats hold the same samples."""
     lines: list[str] = []
     for family in families:
-        name = family.name.removesuffix("_total") if openmetrics and family.kind == "counter" else family.name
+        name, kind = family.name, family.kind
+        if openmetrics and kind == "counter":
+            # OpenMetrics has no counter without _total: one under another's name keeps the name.
+            name, kind = (name.removesuffix("_total"), kind) if name.endswith("_total") else (name, "unknown")
         lines.append(f"# HELP {name} {_escape_help(family.help, openmetrics=openmetrics)}")
-        lines.append(f"# TYPE {name} {family.kind}")
+        lines.append(f"# TYPE {name} {kind}")
         if openmetrics and family.unit:
             lines.append(f"# UNIT {name} {family.unit}")
         lines += [
-            f"{family.name}{_label_text(family.labels, values)} {_number_text(number)}"
+            f"{family.name}{_label_text(family, values)} {_number_text(number)}"
             for values, number in family.series.items()
         ]
     if openmetrics:
@@ -85,11 +97,15 @@ def render(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     return ("\n".join(lines) + "\n").encode("utf-8")
 
 
-def _label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+def _label_text(family: Family, values: tuple[str, ...]) -> str:
     """Return `{name="value",...}`; a whole card has no MIG label at all, any other label may be empty."""
+    names = family.labels
     if not names:
         return ""
-    if MIG_LABEL in names and not values[names.index(MIG_LABEL)]:
+    if family.leaves_out_empty:
+        names = tuple(name for name, value in zip(names, values, strict=True) if value)
+        values = tuple(filter(None, values))
+    elif MIG_LABEL in names and not values[names.index(MIG_LABEL)]:
         position = names.index(MIG_LABEL)
         names, values = names[:position] + names[position + 1 :], values[:position] + values[position + 1 :]
     return _template(names) % tuple(map(_escape, values))

@@ -43,11 +43,13 @@ class MetricDef:
     labels: tuple[str, ...]
     values: Callable[[NodeSnapshot], Series]
     host: HostLevel | None = None
+    prefix: str = PREFIX
+    leaves_out_empty: bool = False  # labels without a value are not there, rather than empty
 
     @property
     def full_name(self) -> str:
         """Name of its samples, as rules and dashboards write it."""
-        return PREFIX + self.name
+        return self.prefix + self.name
 
 
 def card_views(snapshot: NodeSnapshot) -> Sequence[GpuView]:

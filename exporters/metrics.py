@@ -5,7 +5,7 @@ Names and labels are a public contract. docs/metrics.md is written from these ro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
 from exporters.metric_def import HostLevel, MetricDef
@@ -33,14 +33,18 @@ _LEVELS: Final[Mapping[HostExport, frozenset[HostLevel | None]]] = {
 }
 
 
-def metric_table(host: HostExport = "summary", *, owner_user: bool = False) -> tuple[MetricDef, ...]:
+def metric_table(
+    host: HostExport = "summary", *, owner_user: bool = False, dcgm: Sequence[MetricDef] = ()
+) -> tuple[MetricDef, ...]:
     """Return the rows to export.
 
     `host` is `[export] host`: which families of the host there are. `owner_user` adds the label of that name to the
-    owner series: a user name is personal data, and without it the label is not there at all.
+    owner series: a user name is personal data, and without it the label is not there at all. `dcgm` is what
+    exporters.metrics_dcgm.dcgm_metrics returns, where that is wanted.
     """
     owners = {row.name: row for row in owner_metrics(owner_user=owner_user)}
-    return tuple(owners.get(row.name, row) for _, rows in SECTIONS for row in rows if row.host in _LEVELS[host])
+    own = tuple(owners.get(row.name, row) for _, rows in SECTIONS for row in rows if row.host in _LEVELS[host])
+    return (*own, *dcgm)
 
 
 #: What is exported unless the configuration says otherwise.

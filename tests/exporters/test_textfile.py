@@ -1,0 +1,85 @@
+"""The file for node_exporter: what is in it, how it is put in place, and when it goes."""
+
+from __future__ import annotations
+
+import logging
+import re
+import stat
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from exporters.metrics import METRICS
+from exporters.textfile import Textfile
+from tests.exporters.snapshots import full_snapshot
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "warpwatch.prom"
+
+
+def test_it_holds_the_page_without_what_node_exporter_has_itself(path):
+    Textfile(path, full_snapshot, METRICS).write()
+    text = path.read_text(encoding="utf-8")
+    names = {family.name for family in parse_text(text)}
+    assert "warpwatch_gpu_power_watts" in names
+    # node_exporter fails as a whole where a family of its own comes again with other labels or help.
+    assert {name for name in names if not name.startswith("warpwatch_")} == set()
+    # And it refuses a file with time stamps: a sample is a name and one number.
+    assert all(re.search(r"^[^ ]+(\{.*\})? [^ ]+$", line) for line in text.splitlines() if not line.startswith("#"))
+    assert text.endswith("\n")
+
+
+def test_a_reader_finds_the_old_page_or_the_new_one_and_may_read_it(path, tmp_path):
+    snapshots = iter([full_snapshot(gpus=1), full_snapshot(gpus=8)])
+    textfile = Textfile(path, lambda: next(snapshots), METRICS)
+    textfile.write()
+    with path.open(encoding="utf-8") as reader:
+        begun = reader.read(100)
+        textfile.write()
+        whole = begun + reader.read()
+    assert 'warpwatch_gpu_power_watts{gpu="7"' not in whole
+    assert whole.endswith("\n")
+    assert 'warpwatch_gpu_power_watts{gpu="7"' in path.read_text(encoding="utf-8")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def test_it_goes_with_the_agent_and_does_not_come_again(path, tmp_path):
+    textfile = Textfile(path, full_snapshot, METRICS)
+    textfile.write()
+    textfile.remove()
+    textfile.write()
+    textfile.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_agent_has_left_goes_before_the_first_samples(path):
+    path.write_text("warpwatch_replay 0\n", encoding="utf-8")
+    Textfile(path, lambda: None, METRICS).write()
+    assert not path.exists()
+
+
+def test_a_folder_that_is_not_there_is_said_once_and_its_coming_too(tmp_path, caplog):
+    path = tmp_path / "later" / "warpwatch.prom"
+    textfile = Textfile(path, full_snapshot, METRICS)
+    with caplog.at_level(logging.WARNING, "warpwatch.textfile"):
+        textfile.write()
+        textfile.write()
+        path.parent.mkdir()
+        textfile.write()
+        textfile.write()
+    assert caplog.messages == [
+        f"cannot write {path}: No such file or directory; node_exporter gets nothing new until that is mended",
+        f"writing {path} works again",
+    ]
+    assert path.exists()
+
+
+def test_a_link_in_the_place_of_the_part_is_not_followed(path, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("untouched", encoding="utf-8")
+    (tmp_path / ".warpwatch.prom.part").symlink_to(victim)
+    Textfile(path, full_snapshot, METRICS).write()
+    assert victim.read_text(encoding="utf-8") == "untouched"
