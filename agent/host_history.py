@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 from agent.records import (
     DiskSample,
     FilesystemSample,
+    GpuDirectStorageSample,
     InfinibandPort,
     InfinibandSample,
     NetworkLink,
@@ -30,6 +31,7 @@ HOST_CHANNELS: Final = (
     "disk_written_bytes_per_second",
     "filesystem_read_bytes_per_second",
     "filesystem_written_bytes_per_second",
+    "gpu_direct_storage_written_bytes_per_second",
     "cpu_pressure_ratio",
     "io_pressure_ratio",
     "memory_pressure_ratio",
@@ -53,6 +55,9 @@ _HOST_COUNTERS: Final[dict[type[Record], dict[str, str]]] = {
     FilesystemSample: {
         "read_bytes_total": "filesystem_read_bytes_per_second",
         "written_bytes_total": "filesystem_written_bytes_per_second",
+    },
+    GpuDirectStorageSample: {
+        "written_bytes_total": "gpu_direct_storage_written_bytes_per_second",
     },
     PressureSample: {
         "cpu_some_seconds_total": "cpu_pressure_ratio",

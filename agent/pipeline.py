@@ -43,12 +43,12 @@ from agent.records import (
 )
 from agent.samplers import SamplerStatus
 from agent.xids import XIDS, XidCatalogue
-from classifier.detectors import Detector
+from classifier.detectors import Detector, Learner
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.step_pace import StepPaces
 from classifier.findings import FindingEvent, FindingTracker
 from classifier.labeller import Labeller
-from classifier.results import Assessment, Decision
+from classifier.results import Assessment, Decision, KnowsCheckpoints
 from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
 
 #: What tells records of one type apart; the first that a type has.
@@ -122,6 +122,11 @@ class Pipeline:
         self._xid_actions = {row.code: row.action for row in xids.rows()}
         self._critical_xids = frozenset(xids.critical())
 
+    @property
+    def learners(self) -> tuple[Learner, ...]:
+        """Those whose knowledge outlives the agent."""
+        return tuple(one for one in (self._baselines, *self._detectors) if isinstance(one, Learner))
+
     def ingest(self, tick: Tick) -> None:
         """Take the records of one tick."""
         self.history.ingest(tick)
@@ -192,6 +197,12 @@ class Pipeline:
             pressure=next(iter(self._fresh(now, PressureSample)), None),
             sxids=self._fresh(now, NvswitchSxids),
             assessments=self._assessments,
+            checkpoints=tuple(
+                status
+                for detector in self._detectors
+                if isinstance(detector, KnowsCheckpoints)
+                for status in detector.checkpoints
+            ),
             finding_totals=self.findings.totals,
             xid_actions=self._xid_actions,
             samplers=tuple(self._with_devices(status) for status in samplers),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from agent.records import GpuKey
 
@@ -87,3 +88,25 @@ class Finding:
     action: str
     summary: str
     suspect: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointStatus:
+    """What is known of the checkpoints of one job whose cadence is known."""
+
+    job_key: str
+    last_wall_s: float | None  # end of the last one; None where none was seen since the agent started
+    deadline_wall_s: float | None  # when the next one is late; moves on while the job stands still
+    interval_s: float | None
+    last_size_bytes: float | None
+    total: int  # since the job was first seen
+
+
+@runtime_checkable
+class KnowsCheckpoints(Protocol):
+    """A detector that knows about checkpoints, for those who show them."""
+
+    @property
+    def checkpoints(self) -> tuple[CheckpointStatus, ...]:
+        """What is known of the checkpoints of each job whose cadence is known."""
+        ...

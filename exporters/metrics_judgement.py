@@ -23,6 +23,7 @@ from exporters.metric_def import (
     work_labels,
     work_views,
 )
+from exporters.metrics_checkpoints import CHECKPOINT_METRICS
 from exporters.snapshot import GpuView, NodeSnapshot
 
 
@@ -247,4 +248,9 @@ MODEL_METRICS: Final = (
     ),
 )
 
-JUDGEMENT_METRICS: Final[tuple[MetricDef, ...]] = (*WORKLOAD_METRICS, *ANOMALY_METRICS, *MODEL_METRICS)
+JUDGEMENT_METRICS: Final[tuple[MetricDef, ...]] = (
+    *WORKLOAD_METRICS,
+    *ANOMALY_METRICS,
+    *CHECKPOINT_METRICS,
+    *MODEL_METRICS,
+)

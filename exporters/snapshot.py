@@ -31,7 +31,7 @@ from agent.records import (
     PressureSample,
 )
 from agent.samplers import SamplerStatus
-from classifier.results import Assessment, Decision
+from classifier.results import Assessment, CheckpointStatus, Decision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,7 @@ class NodeSnapshot:
     pressure: PressureSample | None = None
     sxids: tuple[NvswitchSxids, ...] = ()
     assessments: tuple[Assessment, ...] = ()
+    checkpoints: tuple[CheckpointStatus, ...] = ()  # of the jobs whose cadence is known
     #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
     finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)
     #: What to do about an XID, a word of vocabulary.ACTIONS by code, for the codes that GPUs of this node had.

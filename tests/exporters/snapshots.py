@@ -31,7 +31,7 @@ from agent.samplers import SamplerStatus
 from agent.samplers.infiniband_counters import COUNTER_BITS, HW_COUNTERS
 from agent.vocabulary import ANOMALIES, CLASSES, CLOCK_EVENT_REASONS, WORKLOADS
 from agent.xids import XIDS
-from classifier.results import Assessment, Decision
+from classifier.results import Assessment, CheckpointStatus, Decision
 from exporters.snapshot import GpuView, ModelInfo, NodeSnapshot
 
 #: The moment of every snapshot here: 2026-01-01 00:00:00 UTC, 1000 s after boot.
@@ -71,6 +71,16 @@ def full_snapshot(gpus: int = 8, anomalies: tuple[str, ...] = GPU_ANOMALIES) -> 
                 since_wall_s=NOW.wall_s - 600.0,
                 action="contact_user",
                 summary="No checkpoint for 2400 s; the job wrote one every 1200 s.",
+            ),
+        ),
+        checkpoints=(
+            CheckpointStatus(
+                job_key="slurm:42",
+                last_wall_s=NOW.wall_s - 2400.0,
+                deadline_wall_s=NOW.wall_s - 900.0,
+                interval_s=1200.0,
+                last_size_bytes=64e9,
+                total=17,
             ),
         ),
         finding_totals={
