@@ -16,6 +16,7 @@ COMPOSITION = {
     "agent/composition.py",
     "agent/config.py",
     "agent/daemon.py",
+    "agent/learned_state.py",
     "agent/cli.py",
     "agent/commands.py",
     "agent/model_report.py",
@@ -44,6 +45,7 @@ ALLOWED = {
         "agent.records",
         "agent.trace",
         "agent.vocabulary",
+        "agent.xids",
         "classifier",
     ),
     "exporters": (

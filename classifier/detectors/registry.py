@@ -6,10 +6,16 @@ from dataclasses import dataclass, field
 
 from classifier.detectors import Detector
 from classifier.detectors.baseline import BaselineConfig, PowerBaselines
+from classifier.detectors.ecc_remap import EccRemapConfig, EccRemapDetector
 from classifier.detectors.fail_slow import FailSlowConfig, FailSlowDetector
+from classifier.detectors.gpu_lost import GpuLostConfig, GpuLostDetector
+from classifier.detectors.link_errors import LinkErrorsConfig, LinkErrorsDetector
 from classifier.detectors.low_utilization import LowUtilizationConfig, LowUtilizationDetector
+from classifier.detectors.memory_leak import MemoryLeakConfig, MemoryLeakDetector
 from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
 from classifier.detectors.step_pace import StepPaceConfig, StepPaces
+from classifier.detectors.throttled import ThrottledConfig, ThrottledDetector
+from classifier.detectors.unknown_workload import UnknownWorkloadConfig, UnknownWorkloadDetector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +26,12 @@ class DetectorsConfig:
     step_pace: StepPaceConfig = field(default_factory=StepPaceConfig)
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
     low_utilization: LowUtilizationConfig = field(default_factory=LowUtilizationConfig)
+    ecc_remap: EccRemapConfig = field(default_factory=EccRemapConfig)
+    gpu_lost: GpuLostConfig = field(default_factory=GpuLostConfig)
+    link_errors: LinkErrorsConfig = field(default_factory=LinkErrorsConfig)
+    memory_leak: MemoryLeakConfig = field(default_factory=MemoryLeakConfig)
+    throttled: ThrottledConfig = field(default_factory=ThrottledConfig)
+    unknown_workload: UnknownWorkloadConfig = field(default_factory=UnknownWorkloadConfig)
     stalled_collective: StalledCollectiveConfig = field(default_factory=StalledCollectiveConfig)
 
 
@@ -38,4 +50,16 @@ def build_detectors(
         detectors.append(LowUtilizationDetector(config.low_utilization, baselines))
     if config.fail_slow.enabled:
         detectors.append(FailSlowDetector(config.fail_slow, paces))
+    if config.gpu_lost.enabled:
+        detectors.append(GpuLostDetector(config.gpu_lost))
+    if config.ecc_remap.enabled:
+        detectors.append(EccRemapDetector(config.ecc_remap))
+    if config.link_errors.enabled:
+        detectors.append(LinkErrorsDetector(config.link_errors))
+    if config.throttled.enabled:
+        detectors.append(ThrottledDetector(config.throttled))
+    if config.memory_leak.enabled:
+        detectors.append(MemoryLeakDetector(config.memory_leak))
+    if config.unknown_workload.enabled:
+        detectors.append(UnknownWorkloadDetector(config.unknown_workload))
     return tuple(detectors)

@@ -252,7 +252,7 @@ def test_what_is_stale_or_not_offered_has_no_series():
     found = series("constructed_three_gpus")
     families = {key.partition("{")[0].removeprefix("warpwatch_") for key in found}
     # A replay has no samplers and counts no GPUs; no model is loaded and none has an opinion.
-    for absent in ("sampler", "gpus_", "model_", "gpu_suspect", "node_", "job_", "checkpoint", "process_"):
+    for absent in ("sampler", "gpus_", "model_", "node_", "job_", "checkpoint", "process_"):
         assert not [family for family in families if family.startswith(absent)], absent
     # eth1 was last read at 80 s. The lost GPU keeps what is not a reading, and judgements only as what was counted.
     assert not [key for key in found if "eth1" in key]
@@ -260,8 +260,10 @@ def test_what_is_stale_or_not_offered_has_no_series():
     assert of_lost == {
         "info", "owner_info", "state", "sample_timestamp_seconds",
         "power_baseline_watts", "workload", "workload_since_timestamp_seconds", "workload_seconds_total",
-        "workload_energy_joules_total", "anomalies_total",
+        "workload_energy_joules_total", "anomalies_total", "anomaly_severity", "suspect",
     }  # fmt: skip
+    severities = {key: value for key, value in found.items() if "anomaly_severity" in key and 'gpu="2"' in key}
+    assert [(key.partition("anomaly=")[2], value) for key, value in severities.items()] == [('"gpu_lost"}', "3")]
     # GPU 1 has no NVLink, no memory sensor and no profiling; without a program on it, there is no context to be idle.
     of_idle = {key.partition("{")[0].removeprefix("warpwatch_gpu_") for key in found if 'gpu="1"' in key}
     assert not of_idle & {"nvlink_receive_bytes_total", "sm_active_ratio", "power_baseline_watts"}
