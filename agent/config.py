@@ -34,6 +34,9 @@ class AgentConfig:
     kmsg: Path = Path("/dev/kmsg")
     #: Folder for the file with the process id, by which `warpwatch driver` finds the agent; skipped where it is absent.
     runtime_folder: Path = Path("/run/warpwatch/agent")
+    #: Folder for what outlives the agent: what it has learned, and what is in maintenance. Absent or not writable, the
+    #: agent does without and says so.
+    state_directory: Path = Path("/var/lib/warpwatch")
     #: How long `warpwatch driver release` holds without `resume`.
     driver_release_seconds: float = 600.0
 

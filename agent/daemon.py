@@ -16,6 +16,7 @@ from agent.driver_state import DriverState, DriverStateFile
 from agent.gpu_roster import GpuRoster
 from agent.host import build_host
 from agent.importers import Trace, open_trace
+from agent.learned_state import SAVE_PERIOD_S, LearnedState
 from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
 from agent.pod_resources.client import PodResources
 from agent.records import GpuSlowSample, GpuXids, NvswitchSxids, Tick
@@ -140,6 +141,10 @@ class Daemon:
         self._schedule = Schedule(self._samplers.all, clock, self._samplers.observed(self._deliver))
         self._schedule.every(SNAPSHOT_PERIOD_S, "snapshot", self._take_snapshot)
         self._schedule.every(JUDGEMENT_PERIOD_S, "judgement", self._judge, after_s=_JUDGEMENT_AFTER_S)
+        # What a demonstration shows is learned of no GPU of this host.
+        learners = () if demo is not None else self._pipeline.learners
+        self._learned = LearnedState(config.agent.state_directory, learners, clock, self._lock)
+        self._schedule.every(SAVE_PERIOD_S, "learned state", self._learned.keep)
         self._access = build_access(config)
         if self._access is not None:
             self._schedule.every(WEB_CONFIG_PERIOD_S, "web configuration", self._access.refresh)
@@ -209,12 +214,14 @@ class Daemon:
     def start(self) -> None:
         """Open the port, then start sampling; raises FaultError where the port cannot be had."""
         self._server.start()
+        self._learned.restore()
         self._samplers.start()
         self._schedule.start()
 
     def stop(self) -> None:
-        """Stop sampling and serving and release the driver, within two seconds."""
-        self._schedule.stop(STOP_TIMEOUT_S)
+        """Stop sampling and serving and release the driver, within two seconds; what was learned is kept meanwhile."""
+        with self._learned.kept_beside():
+            self._schedule.stop(STOP_TIMEOUT_S)
         self._samplers.close()
         self._server.stop()
         if self._textfile is not None:
@@ -255,7 +262,8 @@ class Daemon:
             )
             if self._access is not None and self._access.error is not None:
                 snapshot = replace(snapshot, config_reload_successful=False)
-            self._snapshot = snapshot
+            # It is no source of records, on which it would depend whether the node is ready.
+            self._snapshot = replace(snapshot, samplers=(*snapshot.samplers, *self._learned.statuses()))
         self._done_s["snapshot"] = snapshot.built.monotonic_s
 
 

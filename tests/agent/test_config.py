@@ -113,6 +113,7 @@ def test_what_a_sampler_cannot_be_told_is_refused(tmp_path, text, key):
         "agent.sys_root",
         "agent.kmsg",
         "agent.runtime_folder",
+        "agent.state_directory",
         "owners.jobs_folder",
         "pod_resources.socket",
     ],
