@@ -76,6 +76,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_check_config(commands)
     _add_driver(commands)
+    _add_model(commands)
     return parser
 
 
@@ -316,6 +317,25 @@ def _add_driver(commands: _Commands[argparse.ArgumentParser]) -> None:
     parser.add_argument("action", choices=("release", "resume"), help="release ends by itself after 10 min")
     _add_config(parser)
     parser.add_argument("--pid", type=int, metavar="PID", help="the agent (default: the one of /run/warpwatch/agent)")
+
+
+def _add_model(commands: _Commands[argparse.ArgumentParser]) -> None:
+    parser = _add(
+        commands,
+        "model",
+        "install a model bundle for this node, go back to the one before, or list them",
+        "  warpwatch model install bundle/     checked, copied below /var/lib/warpwatch and made the current one\n"
+        "  warpwatch model rollback            the one before; the shipped one where there was none\n"
+        "  warpwatch model list\n"
+        "\n"
+        "The agent takes the current one when it starts, and says so where it does not fit; `[model] bundle` in the\n"
+        "configuration comes before it. warpwatch_model_info tells which one is in use.\n",
+    )
+    parser.add_argument("action", choices=("install", "rollback", "list"))
+    parser.add_argument(
+        "bundle", nargs="?", type=Path, metavar="FOLDER", help="bundle to install, as `train` writes it"
+    )
+    _add_config(parser)
 
 
 def _natural(text: str) -> int:

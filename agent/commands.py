@@ -285,8 +285,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Score the labels on labelled recordings, or write the report about the model."""
     import json
 
-    from agent.composition import replayed_decisions
-    from classifier import model
+    from agent.composition import choose_model, replayed_decisions
     from classifier.evaluation import evaluate as score
 
     _log_to_stderr("warning")
@@ -297,7 +296,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         raise UsageError("evaluate needs a FOLDER with INDEX.csv, or --report DIR for the report about the model")
     if arguments.quick or arguments.seed is not None:
         raise UsageError("--quick and --seed go with --report DIR")
-    version = model.load(arguments.model or config.model.bundle or model.BUNDLED).version
+    version = choose_model(config, arguments.model).version
     with _progress("recordings", "files") as advance:
 
         def replayed(path: Path) -> Iterator[tuple[float, tuple[Decision, ...]]]:
@@ -306,6 +305,23 @@ def evaluate(arguments: argparse.Namespace) -> int:
 
         report = score(arguments.traces, replayed, model=version, warn=log.warning)
     sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n" if arguments.json else report.format())
+    return 0
+
+
+def model(arguments: argparse.Namespace) -> int:
+    """Install a model bundle for this node, go back to the one before, or say which are there."""
+    from agent.model_store import ModelStore
+
+    store = ModelStore(load_config(arguments.config).agent.state_directory)
+    if (arguments.action == "install") != (arguments.bundle is not None):
+        raise UsageError("model install takes a FOLDER with a bundle; rollback and list take none")
+    if arguments.action == "list":
+        for held in store.held():
+            print(held.line())
+        return 0
+    held = store.install(arguments.bundle) if arguments.action == "install" else store.rollback()
+    print(held.line())
+    print("restart the agent to use it: systemctl restart warpwatch", file=sys.stderr)
     return 0
 
 

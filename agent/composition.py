@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from agent.config import Config
+from agent.errors import UsageError
 from agent.importers import Trace, open_trace
+from agent.model_store import ModelStore
 from agent.pipeline import Pipeline
 from agent.records import Record, Tick
 from agent.replay import replay
@@ -17,6 +20,26 @@ from classifier.detectors.step_pace import StepPaces
 from classifier.labeller import Labeller
 from classifier.results import Decision
 from exporters.snapshot import ModelInfo
+
+log = logging.getLogger("warpwatch")
+
+
+def choose_model(config: Config, bundle: Path | None = None) -> model.Model:
+    """Return the model of `bundle`, else the configured one, else the installed one, else the shipped one.
+
+    Raises UsageError where one that was named does not fit. An installed one that does not, as after an upgrade of the
+    agent, is said and left alone: a node without labels would be worse than one with those of the shipped model.
+    """
+    named = bundle or config.model.bundle
+    if named is not None:
+        return model.load(named)
+    installed = ModelStore(config.agent.state_directory).current()
+    if installed is not None:
+        try:
+            return model.load(installed)
+        except UsageError as error:
+            log.error("%s; the shipped model is used until then", error)  # noqa: TRY400 - the sentence says it all
+    return model.load(model.BUNDLED)
 
 
 def build_pipeline(
@@ -33,7 +56,7 @@ def build_pipeline(
 
     Raises UsageError where the bundle does not fit. The other arguments are those of Pipeline.
     """
-    loaded = model.load(bundle or config.model.bundle or model.BUNDLED)
+    loaded = choose_model(config, bundle)
     baselines = PowerBaselines(config.detectors.baseline)
     paces = StepPaces(config.detectors.step_pace)
     return Pipeline(
