@@ -121,6 +121,8 @@ class TlsChannel(GuardedChannel):
 
     def _answer_plainly(self) -> None:
         try:
+            # What is not read when a connection is closed resets it, and the client would not see the answer.
+            socket.socket.recv(self.socket, _RECORD_BYTES)
             socket.socket.send(self.socket, _SPOKE_HTTP)
         except OSError:
             return

@@ -124,12 +124,20 @@ class Agent(Program):
 class Prometheus(Program):
     """A real Prometheus that scrapes the given targets each second and evaluates the shipped rules."""
 
-    def __init__(self, folder: Path, targets: list[str], rules: list[Path], alertmanager: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        targets: list[str],
+        rules: list[Path],
+        alertmanager: str | None = None,
+        scrape: dict | None = None,
+    ) -> None:
+        """Start it; `scrape` is more of the scrape configuration, such as TLS."""
         self.url = f"http://127.0.0.1:{free_port()}"
         config = {
             "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(path) for path in rules],
-            "scrape_configs": [{"job_name": "warpwatch", "static_configs": [{"targets": targets}]}],
+            "scrape_configs": [{"job_name": "warpwatch", "static_configs": [{"targets": targets}], **(scrape or {})}],
         }
         if alertmanager:
             config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
