@@ -12,8 +12,11 @@ from classifier.detectors.gpu_lost import GpuLostConfig, GpuLostDetector
 from classifier.detectors.link_errors import LinkErrorsConfig, LinkErrorsDetector
 from classifier.detectors.low_utilization import LowUtilizationConfig, LowUtilizationDetector
 from classifier.detectors.memory_leak import MemoryLeakConfig, MemoryLeakDetector
+from classifier.detectors.no_progress import NoProgressConfig, NoProgressDetector
+from classifier.detectors.missed_checkpoint import MissedCheckpointConfig, MissedCheckpointDetector
 from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
 from classifier.detectors.step_pace import StepPaceConfig, StepPaces
+from classifier.detectors.storage_stall import StorageStallConfig, StorageStallDetector
 from classifier.detectors.throttled import ThrottledConfig, ThrottledDetector
 from classifier.detectors.unknown_workload import UnknownWorkloadConfig, UnknownWorkloadDetector
 
@@ -25,6 +28,7 @@ class DetectorsConfig:
     baseline: BaselineConfig = field(default_factory=BaselineConfig)
     step_pace: StepPaceConfig = field(default_factory=StepPaceConfig)
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
+    no_progress: NoProgressConfig = field(default_factory=NoProgressConfig)
     low_utilization: LowUtilizationConfig = field(default_factory=LowUtilizationConfig)
     ecc_remap: EccRemapConfig = field(default_factory=EccRemapConfig)
     gpu_lost: GpuLostConfig = field(default_factory=GpuLostConfig)
@@ -32,6 +36,8 @@ class DetectorsConfig:
     memory_leak: MemoryLeakConfig = field(default_factory=MemoryLeakConfig)
     throttled: ThrottledConfig = field(default_factory=ThrottledConfig)
     unknown_workload: UnknownWorkloadConfig = field(default_factory=UnknownWorkloadConfig)
+    missed_checkpoint: MissedCheckpointConfig = field(default_factory=MissedCheckpointConfig)
+    storage_stall: StorageStallConfig = field(default_factory=StorageStallConfig)
     stalled_collective: StalledCollectiveConfig = field(default_factory=StalledCollectiveConfig)
 
 
@@ -50,6 +56,8 @@ def build_detectors(
         detectors.append(LowUtilizationDetector(config.low_utilization, baselines))
     if config.fail_slow.enabled:
         detectors.append(FailSlowDetector(config.fail_slow, paces))
+    if config.no_progress.enabled:
+        detectors.append(NoProgressDetector(config.no_progress, paces))
     if config.gpu_lost.enabled:
         detectors.append(GpuLostDetector(config.gpu_lost))
     if config.ecc_remap.enabled:
@@ -62,4 +70,8 @@ def build_detectors(
         detectors.append(MemoryLeakDetector(config.memory_leak))
     if config.unknown_workload.enabled:
         detectors.append(UnknownWorkloadDetector(config.unknown_workload))
+    if config.missed_checkpoint.enabled:
+        detectors.append(MissedCheckpointDetector(config.missed_checkpoint, baselines))
+    if config.storage_stall.enabled:
+        detectors.append(StorageStallDetector(config.storage_stall))
     return tuple(detectors)
