@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent.history import Array, GpuHistory, HostHistory
-from classifier.signals import GLITCH_RATIO, RATE_FLOOR, REACH_S, SIGNALS, Signals
+from classifier.signals import FINE_S, GLITCH_RATIO, RATE_FLOOR, REACH_S, SIGNALS, Signals
 
 Flags = NDArray[np.bool_]
 Indices = NDArray[np.intp]
@@ -24,8 +24,16 @@ Indices = NDArray[np.intp]
 SHARES: Final = (0.05, 0.5, 0.95)
 #: Samples further apart than this in seconds have no glitches: a single zero is a pause of its own there.
 _GLITCH_SPACING_S: Final = 2.5
-#: Grids hold signals of one step that are all averaged or all thinned: what few of them need is not made for many.
+#: Step of signals, and whether they are averaged to it or thinned.
 _Kind = tuple[float, bool]
+#: Grids hold the signals of one step. Those of a second are averaged or thinned, each in a grid of their own: what few
+#: of them need is not made for many.
+_Grid = tuple[float, bool]
+
+
+def _grid_of(kind: _Kind) -> _Grid:
+    step_s, averaged = kind
+    return step_s, averaged and step_s == FINE_S
 
 
 class Windows:
@@ -191,11 +199,12 @@ class Grids:
     def window(self, name: str, window_s: float) -> Windows:
         """Return the window that holds signal `name` beside all others of its step; see `position`."""
         signal = SIGNALS[name]
-        key = signal.of_peers, signal.step_s, signal.averaged, window_s
+        which = _grid_of((signal.step_s, signal.averaged))
+        key = signal.of_peers, *which, window_s
         found = self._windows.get(key)
         if found is None:
             columns = round(window_s / signal.step_s)
-            grid = self._grids[signal.of_peers][signal.step_s, signal.averaged]
+            grid = self._grids[signal.of_peers][which]
             found = Windows(grid[..., -columns:], signal.step_s, self._pairs if signal.of_peers else None)
             self._windows[key] = found
         return found
@@ -227,14 +236,14 @@ class _Axis:
         size = self.times.size
         return float(self.times[-1] - self.times[0]) / (size - 1) if size > 1 else math.inf
 
-    def fill(self, grids: dict[_Kind, Array]) -> None:
+    def fill(self, grids: dict[_Grid, Array]) -> None:
         """Write all values to their places."""
         stacked = np.concatenate(self.values).reshape(-1, self.times.size)
         if self.glitchy and self.spacing_s <= _GLITCH_SPACING_S and self.times.size > 2:
             _drop_glitches(stacked, self.glitchy)
         steps: dict[float, tuple[Indices, int, Indices]] = {}
         for (step, averaged), targets in self.targets.items():
-            grid = grids[step, averaged]
+            grid = grids[_grid_of((step, averaged))]
             if step not in steps:
                 steps[step] = self._columns(step, grid.shape[-1])
             columns, first, starts = steps[step]
@@ -314,11 +323,11 @@ class _Layout:
     """Where the signals of GPUs, or those of their peers, lie in the grids."""
 
     def __init__(self, *, of_peers: bool) -> None:
-        self.names: dict[_Kind, list[str]] = {}
+        self.names: dict[_Grid, list[str]] = {}
         # Decades last: one slice.
         for name, signal in sorted(SIGNALS.items(), key=lambda item: item[1].decades):
             if signal.of_peers == of_peers:
-                self.names.setdefault((signal.step_s, signal.averaged), []).append(name)
+                self.names.setdefault(_grid_of((signal.step_s, signal.averaged)), []).append(name)
         self._of_gpu = self._places(of_host=False)
         self._of_host = self._places(of_host=True)
 
@@ -331,11 +340,11 @@ class _Layout:
                     found.setdefault(channel, _Place(channel)).add(name, place)
         return tuple(found.values())
 
-    def fill(self, batch: Sequence[tuple[Signals, float]]) -> dict[_Kind, Array]:
+    def fill(self, batch: Sequence[tuple[Signals, float]]) -> dict[_Grid, Array]:
         """Return the grids of all signals by kind, shape (signals, rows, columns), from as far back as is said."""
         grids = {
-            (step, averaged): np.full((len(names), len(batch), round(REACH_S[step] / step)), np.nan)
-            for (step, averaged), names in self.names.items()
+            (step, apart): np.full((len(names), len(batch), round(REACH_S[step] / step)), np.nan)
+            for (step, apart), names in self.names.items()
         }
         axes = _Axes()
         gpus: list[_Source] = [(row, one.gpu, one.now_s, reach_s) for row, (one, reach_s) in enumerate(batch)]
@@ -353,9 +362,10 @@ class _Layout:
         for first_row, row in alike:
             for place in self._of_host if row != first_row else ():
                 for kind, signal in place.targets:
-                    grids[kind][signal, row] = grids[kind][signal, first_row]
-        for kind, names in self.names.items():
-            _normalise(grids[kind], names, [one for one, _ in batch])
+                    grid = grids[_grid_of(kind)]
+                    grid[signal, row] = grid[signal, first_row]
+        for which, names in self.names.items():
+            _normalise(grids[which], names, [one for one, _ in batch])
         return grids
 
 
@@ -397,7 +407,7 @@ class _Axes:
             same.append(found)
         return found
 
-    def fill(self, grids: dict[_Kind, Array]) -> None:
+    def fill(self, grids: dict[_Grid, Array]) -> None:
         """Write all values to their places."""
         for same in self._known.values():
             for axis in same:
@@ -427,10 +437,10 @@ _NO_HOST: Final = HostHistory(1.0)
 def position(name: str) -> int:
     """Return the position of signal `name` among the signals of its window."""
     signal = SIGNALS[name]
-    return (_PEERS if signal.of_peers else _OWN).names[signal.step_s, signal.averaged].index(name)
+    return (_PEERS if signal.of_peers else _OWN).names[_grid_of((signal.step_s, signal.averaged))].index(name)
 
 
 def kind_of(name: str) -> Hashable:
     """Return what signals of one window have in common with signal `name`."""
     signal = SIGNALS[name]
-    return signal.step_s, signal.averaged, signal.of_peers
+    return *_grid_of((signal.step_s, signal.averaged)), signal.of_peers
