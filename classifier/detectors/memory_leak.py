@@ -5,7 +5,7 @@ list a fall of memory does. After SIGNALS 6d: the Theil-Sen slope over the media
 nine of ten steps do not fall, a straight line explains 80 % of the variance, the job is older than half an hour, and at
 this slope the memory is full within twelve hours. The first ten minutes do not count: that is when programs load. A
 caching allocator grows in stairs that get rarer: one step that is most of the growth is a stair, and growth that
-slowed to less than half of what it was will end by itself.
+slows down will end by itself.
 
 Cannot see: a leak inside memory that was taken whole at the start, as inference servers and JAX do, or in the host's
 memory; nor which of several processes leaks. A gap leaves medians out and ends nothing.
@@ -29,15 +29,16 @@ from classifier.detectors.channels import is_same_work, process_ids
 from classifier.results import Assessment, Decision
 
 _STALE_S: Final = 60.0
-#: Samples that a median needs, and the most medians that are looked at: four hours.
+#: Samples that a median needs; medians that are remembered, four hours, and those of them that are judged, the last hour.
 _LEAST_SAMPLES: Final = 3
 _MOST_MEDIANS: Final = 48
+_JUDGED_MEDIANS: Final = 12
 #: Fewer medians tell a line from stairs too rarely: 25 minutes of steps.
 _LEAST_MEDIANS: Final = 6
 #: The largest step may be this share of the growth: a line of six medians has steps of a fifth.
 _LARGEST_STEP: Final = 0.5
-#: Growth in the newer half against that in the older half of the time.
-_LEAST_PERSISTENCE: Final = 0.5
+#: Growth in the newer half of the hour against that in the older half, and in the hour against that in all the time.
+_LEAST_PERSISTENCE: Final = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +152,8 @@ class MemoryLeakDetector:
         config = self._config
         if len(job.medians) < _LEAST_MEDIANS or job.start_s is None or now_s - job.start_s < config.job_seconds:
             return
-        growth = job.growth = _growth(np.array(job.medians), total)
+        medians = np.array(job.medians)
+        growth = job.growth = _growth(medians[-_JUDGED_MEDIANS:], total)
         # A leak that is known may waver: only half the slope, or a fall, ends it.
         least = config.slope_ratio_per_hour * total * (0.5 if job.is_leak else 1.0)
         is_steady = growth.rising_share >= config.rising_share_ratio and growth.bytes_per_hour > least
@@ -162,6 +164,7 @@ class MemoryLeakDetector:
                 and growth.largest_step <= _LARGEST_STEP
                 and growth.persistence >= _LEAST_PERSISTENCE
                 and growth.full_s < config.full_seconds
+                and growth.bytes_per_hour >= _LEAST_PERSISTENCE * _growth(medians, total).bytes_per_hour
             )
         job.is_leak = is_steady
 
