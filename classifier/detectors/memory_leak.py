@@ -29,7 +29,7 @@ from classifier.detectors.channels import is_same_work, process_ids
 from classifier.results import Assessment, Decision
 
 _STALE_S: Final = 60.0
-#: Samples that a median needs; medians that are remembered, four hours, and those of them that are judged, the last hour.
+#: Samples that a median needs; medians that are remembered (four hours), and those that are judged (the last hour).
 _LEAST_SAMPLES: Final = 3
 _MOST_MEDIANS: Final = 48
 _JUDGED_MEDIANS: Final = 12

@@ -49,7 +49,7 @@ def test_errors_are_high_against_their_own_past_only():
     assert played([*clean, *[4] * 10])[60:] == [False, False, *[True] * 8]
     # A link that always had 20 every 30 s has them still, and 100 every 30 s are five times as many.
     assert not any(played([*noisy, *[22] * 20]))
-    # The window's mean has to be three times the usual one: six parts of 100 and four of 20 are 680, and 600 are needed.
+    # The window's mean has to be three times the usual one, 600 errors.
     assert played([*noisy, *[100] * 10])[60:].index(True) == 4  # 5 x 100 + 5 x 20 = 600
     # It ends with the errors: half of the least are left after nine of ten parts went by.
     ended = played([*clean, *[4] * 10, *[0] * 10])[70:]
