@@ -130,7 +130,7 @@ def test_a_path_is_absolute(tmp_path, key, value):
 def test_every_path_that_may_be_configured_is_tested():
     dump = format_config(Config())
     assert sorted(re.findall(r'^(\w+) = "/', dump, re.MULTILINE)) == sorted(
-        ["proc_root", "sys_root", "kmsg", "runtime_folder", "jobs_folder", "socket"]
+        ["proc_root", "sys_root", "kmsg", "runtime_folder", "state_directory", "jobs_folder", "socket"]
     )
 
 
