@@ -98,9 +98,15 @@ _CARD_ROWS: Final[tuple[_Row, ...]] = (
     ),
     ("DEV_PCIE_REPLAY_COUNTER", "counter", "", "Retries on PCIe", _health(lambda s: s.pcie_replays_total)),
     ("DEV_PCIE_LINK_GEN", "gauge", "", "Generation of the PCIe link now", _limits(lambda s: s.pcie_generation)),
-    ("DEV_PCIE_MAX_LINK_GEN", "gauge", "", "Most of board and slot", _limits(lambda s: s.pcie_generation_max)),
+    (
+        "DEV_PCIE_MAX_LINK_GEN",
+        "gauge",
+        "",
+        "Highest generation of board and slot",
+        _limits(lambda s: s.pcie_generation_max),
+    ),
     ("DEV_PCIE_LINK_WIDTH", "gauge", "", "Lanes of the PCIe link now", _limits(lambda s: s.pcie_width)),
-    ("DEV_PCIE_MAX_LINK_WIDTH", "gauge", "", "Most of board and slot", _limits(lambda s: s.pcie_width_max)),
+    ("DEV_PCIE_MAX_LINK_WIDTH", "gauge", "", "Most lanes of board and slot", _limits(lambda s: s.pcie_width_max)),
     (
         "DEV_XID_ERRORS",
         "gauge",
@@ -119,7 +125,7 @@ _CARD_ROWS: Final[tuple[_Row, ...]] = (
         "DEV_CLOCK_THROTTLE_REASONS",
         "gauge",
         "",
-        "The same under its name before DCGM 3.3",
+        "The same under its older name",
         _core(_reasons),
     ),
     *(
@@ -237,7 +243,13 @@ _WORK_ROWS: Final[tuple[_Row, ...]] = (
         "Share of time in which a kernel ran, by the driver; DCGM asks the engine itself",
         _core(lambda s: s.utilization_ratio),
     ),
-    ("PROF_SM_ACTIVE", "gauge", "ratio", "Cycles with a warp on a multiprocessor", _core(lambda s: s.sm_active_ratio)),
+    (
+        "PROF_SM_ACTIVE",
+        "gauge",
+        "ratio",
+        "Share of cycles with a warp on a multiprocessor",
+        _core(lambda s: s.sm_active_ratio),
+    ),
     (
         "PROF_SM_OCCUPANCY",
         "gauge",
@@ -246,7 +258,7 @@ _WORK_ROWS: Final[tuple[_Row, ...]] = (
         _core(lambda s: s.sm_occupancy_ratio),
     ),
     *(
-        (f"PROF_PIPE_{name}_ACTIVE", "gauge", "ratio", f"Cycles in which {what} was busy", read)
+        (f"PROF_PIPE_{name}_ACTIVE", "gauge", "ratio", f"Share of cycles in which {what} was busy", read)
         for name, what, read in (
             ("TENSOR", "a tensor core", _core(lambda s: s.tensor_active_ratio)),
             ("TENSOR_HMMA", "a tensor core with half precision or TF32", _core(lambda s: s.tensor_hmma_active_ratio)),
@@ -259,7 +271,7 @@ _WORK_ROWS: Final[tuple[_Row, ...]] = (
     ),
     ("PROF_DRAM_ACTIVE", "gauge", "ratio", "Memory bandwidth over its peak", _core(lambda s: s.dram_active_ratio)),
     *(
-        (f"PROF_{link}_{way}_BYTES", "gauge", "bytes/s", f"Bytes {verb} over {link_name}", read)
+        (f"PROF_{link}_{way}_BYTES", "gauge", "bytes/s", f"Bytes {verb} over {link_name} a second", read)
         for link, link_name, way, verb, read in (
             ("PCIE", "PCIe", "TX", "sent", _core(lambda s: s.pcie_transmit_bytes_per_second)),
             ("PCIE", "PCIe", "RX", "received", _core(lambda s: s.pcie_receive_bytes_per_second)),
@@ -328,7 +340,7 @@ def dcgm_metrics(hostname: str = "", hostname_label: HostnameLabel = "Hostname")
             of_key = labels.of(snapshot)
             return [(of_key[view.key], read(view)) for view in views(snapshot)]
 
-        help_text = f"{text} (in {unit})." if unit else f"{text}."
+        help_text = {"": f"{text}.", "ratio": f"{text} (0 to 1)."}.get(unit, f"{text} (in {unit}).")
         return MetricDef(
             name=name,
             prefix="DCGM_FI_",

@@ -7,6 +7,7 @@ from typing import Final
 
 from exporters.metric_def import MIG_LABEL, MetricDef
 from exporters.metrics import SECTIONS
+from exporters.metrics_dcgm import dcgm_metrics
 
 _INTRODUCTION: Final = """\
 # Metrics
@@ -37,12 +38,32 @@ the two differ.
 - `/-/ready` answers 200 while at least one source is read and none that ever was has stopped for 15 s (three
   distances of the samples where that is longer). It answers 503 and names the source otherwise: also while
   `warpwatch driver release` holds, and where no GPU brings samples any more. A source that was never there is no fault.
-- No series has a host, job or instance label of our own: Prometheus adds those.
+- No series has a host, job or instance label of our own: Prometheus adds those. DCGM's names, at the end, have DCGM's.
 - `process_*` (CPU time, memory, open files, start time) are of the agent itself.
 - Every GPU has one `warpwatch_gpu_owner_info`, whoever holds it, and a MIG instance one more. Join it with
   `X * on(job, instance, uuid, GPU_I_ID) group_left(job_key, job_id, owner_pod) warpwatch_gpu_owner_info`. `owners` is
   "0" where nobody holds the GPU, and empty where that cannot be seen. With `[export] owner_user = true`, both owner
   series have the label `owner_user` as well; else no page names a user.
+
+## What may change, and when
+
+Names, types, units, labels and the words in labels are a contract: rules and dashboards build on them. Each change of
+one stands in the changelog under "Metrics".
+
+- Any version: another help text, another order of the page, more or fewer series within the bounds above.
+- A minor version: a new family, a new word in a label, a new label that is left out or empty by default.
+- A major version, and until 1.0 a minor one: a family, label or word that goes, is renamed or means something else. The
+  old and the new stand side by side for one minor version before, where that is possible.
+- DCGM's names follow DCGM.
+
+Write rules that bear new words: match what you mean (`workload="training"`), not what you do not (`workload!="idle"`).
+"""
+
+_DCGM: Final = """\
+
+## DCGM's names
+
+With `[export] dcgm = true` only, on the card or where work runs, as above. Labels, each left out where it is empty:
 """
 
 
@@ -54,6 +75,11 @@ def render_doc() -> str:
         names = ("Name", "Type", "Unit", *(("Level",) if has_levels else ()), "Labels", "What it is")
         parts.append(f"\n## {heading}\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}\n")
         parts.extend(_line(row, has_levels=has_levels) for row in rows)
+    rows = dcgm_metrics()
+    parts.append(
+        f"{_DCGM}{', '.join(f'`{name}`' for name in rows[0].labels)}.\n\n| Name | Type | What it is |\n|---|---|---|\n"
+    )
+    parts.extend(f"| `{row.full_name}` | {row.kind} | {row.help} |\n" for row in rows)
     return "".join(parts)
 
 
