@@ -1,4 +1,4 @@
-"""The folder of job files, read every 5 s: one small JSON file for each job that runs here.
+"""Folders of small JSON files, read every 5 s: one file for each job that runs here, or for each maintenance.
 
 A file ends with its removal or by the time it names. One that cannot be used costs itself alone: it is counted, and
 logged once for each version of it. Files are opened so that a link is not followed and a pipe does not block.
@@ -11,9 +11,10 @@ import logging
 import os
 import stat
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from agent.clock import Instant
 from agent.owners.job_file import JobFile, JobFileError, parse_job_file
@@ -48,18 +49,39 @@ class _Version(NamedTuple):
     changed_ns: int
 
 
-class _Known(NamedTuple):
+class Said(Protocol):
+    """What a file says."""
+
+    @property
+    def expires_wall_s(self) -> float | None:
+        """When it ends by itself."""
+        ...
+
+    @property
+    def unknown_keys(self) -> tuple[str, ...]:
+        """Keys that mean nothing here."""
+        ...
+
+
+S = TypeVar("S", bound=Said)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known(Generic[S]):
     version: _Version
-    job: JobFile | None  # None where this version cannot be used
+    said: S | None  # None where this version cannot be used
 
 
-class JobFiles:
-    """Follows the folder; not to be used by two threads at a time."""
+class SmallFiles(Generic[S]):
+    """Follows a folder of files that `parse` reads; not to be used by two threads at a time."""
 
-    def __init__(self, config: JobFilesConfig | None = None) -> None:
-        self._config = config or JobFilesConfig()
-        self._folder = Path(self._config.folder)
-        self._known: dict[str, _Known] = {}
+    def __init__(self, config: JobFilesConfig, parse: Callable[[bytes], S], what: str) -> None:
+        """Call a file `what` in the log; `parse` raises JobFileError for one that cannot be used."""
+        self._config = config
+        self._parse = parse
+        self._what = what
+        self._folder = Path(config.folder)
+        self._known: dict[str, _Known[S]] = {}
         self._names: tuple[str, ...] = ()
         self._listed: tuple[int, int] | None = None  # inode and change of the folder when it was listed
         self._list_at_s = 0.0
@@ -68,19 +90,19 @@ class JobFiles:
         #: Files that could not be used, by reason; each version of a file counts once.
         self.errors: Counter[str] = Counter()
 
-    def read(self, now: Instant) -> tuple[JobFile, ...]:
-        """Return the jobs of all files that hold now, by the name of the file."""
+    def read(self, now: Instant) -> tuple[S, ...]:
+        """Return what all files say that hold now, by the name of the file."""
         try:
             folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             self._known.clear()
             self._names, self._listed = (), None
             was_unreadable = self._is_unreadable
-            # Where it is not there, nobody writes job files here.
+            # Where it is not there, nobody writes such files here.
             self._is_unreadable = not isinstance(error, FileNotFoundError)
             if self._is_unreadable and not was_unreadable:  # it lasts, and says the same every 5 s
                 self.errors["folder_unreadable"] += 1
-                _log.warning("the folder of job files %s cannot be read: %s", self._folder, error.strerror)
+                _log.warning("the folder of %ss %s cannot be read: %s", self._what, self._folder, error.strerror)
             return ()
         self._is_unreadable = False
         try:
@@ -89,8 +111,8 @@ class JobFiles:
         finally:
             os.close(folder)
         self._known = found
-        jobs = (known.job for known in found.values() if known.job is not None)
-        return tuple(job for job in jobs if job.expires_wall_s is None or now.wall_s < job.expires_wall_s)
+        said = (known.said for known in found.values() if known.said is not None)
+        return tuple(one for one in said if one.expires_wall_s is None or now.wall_s < one.expires_wall_s)
 
     def _list(self, folder: int, now: Instant) -> None:
         """List the folder where it changed since; a change within the grain of its stamp is met by a second look."""
@@ -118,7 +140,7 @@ class JobFiles:
         self._is_full = is_full
         self._names = tuple(sorted(names))
 
-    def _load(self, folder: int, name: str) -> _Known | None:
+    def _load(self, folder: int, name: str) -> _Known[S] | None:
         """Return the file, read again where it changed; None where it is gone."""
         try:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -128,22 +150,22 @@ class JobFiles:
         known = self._known.get(name)
         if known is not None and known.version == version:
             return known
-        job = None
+        said = None
         try:
             _check_regular(status)  # before it is opened: to open a device may act on it
-            job, version = self._parse(folder, name)
+            said, version = self._open(folder, name)
         except FileNotFoundError:
             return None
         except JobFileError as error:
             self._complain(error.reason, name, f"is left out: {error}")
         except OSError as error:
             self._complain("unreadable", name, f"cannot be read: {error.strerror}")
-        if job is not None and job.unknown_keys:
-            shown = ", ".join(repr(key[:40]) for key in job.unknown_keys[:5])
+        if said is not None and said.unknown_keys:
+            shown = ", ".join(repr(key[:40]) for key in said.unknown_keys[:5])
             self._complain("unknown_key", name, f"holds keys that mean nothing here: {shown}")
-        return _Known(version, job)
+        return _Known(version, said)
 
-    def _parse(self, folder: int, name: str) -> tuple[JobFile, _Version]:
+    def _open(self, folder: int, name: str) -> tuple[S, _Version]:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         file = os.open(name, flags, dir_fd=folder)
         try:
@@ -154,13 +176,20 @@ class JobFiles:
                 data = os.read(file, self._config.file_bytes + 1)
             if max(found.st_size, len(data)) > self._config.file_bytes:
                 raise JobFileError("too_large", f"it is larger than {self._config.file_bytes} bytes")
-            return parse_job_file(data), _version(found)
+            return self._parse(data), _version(found)
         finally:
             os.close(file)
 
     def _complain(self, reason: str, name: str, what: str) -> None:
         self.errors[reason] += 1
-        _log.warning("job file %r %s", name[:80], what)
+        _log.warning("%s %r %s", self._what, name[:80], what)
+
+
+class JobFiles(SmallFiles[JobFile]):
+    """Follows the folder of job files."""
+
+    def __init__(self, config: JobFilesConfig | None = None) -> None:
+        super().__init__(config or JobFilesConfig(), parse_job_file, "job file")
 
 
 def _check_regular(found: os.stat_result) -> None:
