@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= :9836
 
-.PHONY: run test setup lint clean bench soak golden model-report packages
+.PHONY: run test setup lint clean bench bench-detectors soak golden model-report packages
 
 run: $(VENV)/installed
 	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
@@ -30,6 +30,11 @@ golden: $(VENV)/installed
 
 bench: $(VENV)/installed
 	$(BIN)/python -m tests.bench
+
+# make bench-detectors SHARE=1/30
+SHARE ?= 1
+bench-detectors: $(VENV)/installed
+	$(BIN)/python -m tests.detector_bench --share $(SHARE) $(ARGUMENTS)
 
 # The Debian and the RPM package, into dist/.
 packages: $(VENV)/installed
