@@ -151,14 +151,16 @@ def _make_spectrum(window: Windows) -> tuple[Array, ...]:
         return results
     values, size = window.held[signals, rows], span[signals, rows]
     mean = window.mean[signals, rows]
-    taper = np.stack([_taper(columns, int(known)) for known in size])
+    sizes = set(size.tolist())
+    taper = (
+        _taper(columns, columns) if sizes == {columns} else np.stack([_taper(columns, int(known)) for known in size])
+    )
     centred = np.where(np.isnan(values), 0.0, values - mean[:, np.newaxis]) * taper
     spectrum = np.fft.rfft(centred, columns, axis=-1)
     energy = spectrum.real**2 + spectrum.imag**2
-    hertz = np.fft.rfftfreq(columns, window.step_s)
-    seen = energy[:, hertz >= _LOWEST_HZ].sum(axis=-1)
-    inside = (hertz >= _BAND_HZ[0]) & (hertz <= _BAND_HZ[1])
-    band, frequencies = energy[:, inside], hertz[inside]
+    lowest, inside, frequencies = _lines(columns, window.step_s)
+    seen = energy[:, lowest:].sum(axis=-1)
+    band = energy[:, inside]
     total = band.sum(axis=-1)
     # Parseval: the variance of the tapered signal, made up for what the taper took.
     weight = 2.0 / (columns * size / 2.0)
@@ -172,6 +174,15 @@ def _make_spectrum(window: Windows) -> tuple[Array, ...]:
     )
     results[3][signals, rows] = np.where(moves, 1.0 / frequencies[best], np.nan)
     return results
+
+
+@lru_cache(maxsize=8)
+def _lines(columns: int, step_s: float) -> tuple[int, slice, Array]:
+    """Return the first line of the spectrum that is no drift, the lines of the band, and their frequencies in Hz."""
+    hertz = np.fft.rfftfreq(columns, step_s)
+    inside = slice(int(np.searchsorted(hertz, _BAND_HZ[0])), int(np.searchsorted(hertz, _BAND_HZ[1], side="right")))
+    frequencies: Array = hertz[inside].astype(np.float64)
+    return int(np.searchsorted(hertz, _LOWEST_HZ)), inside, frequencies
 
 
 @lru_cache(maxsize=64)

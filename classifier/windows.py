@@ -97,7 +97,7 @@ class Windows:
     @property
     def valid(self) -> Flags:
         """Where something was measured, shape (signals, rows, columns)."""
-        return self.shared("valid", lambda w: ~np.isnan(w.values))  # type: ignore[return-value]
+        return self.shared("valid", lambda w: w.values == w.values)  # type: ignore[return-value]
 
     @property
     def count(self) -> Array:
