@@ -5,10 +5,11 @@ A file that cannot be used leaves what holds as it is: `error` says why, until a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,9 @@ log = logging.getLogger("warpwatch.web")
 _Application = Callable[..., Iterable[bytes]]
 #: What tells that a file is another one: time of change, size, inode; None where it is not there.
 _Signature = tuple[int, int, int] | None
+#: Sessions of TLS 1.2 that OpenSSL may keep for clients without tickets; by itself it keeps 20480, and Python cannot
+#: tell it otherwise.
+_SESSIONS_MAX: Final = 1000
 _RETRY_AFTER_S: Final = 2
 _PLAIN: Final = "text/plain; charset=utf-8"
 
@@ -38,6 +42,7 @@ class _Loaded:
     context: ssl.SSLContext | None
     limiter: TokenBucket | None
     number: int  # of the reading
+    signatures: tuple[_Signature, ...]  # of the file and of those that it names, from before they were read
     names: frozenset[str] = field(default_factory=frozenset)  # one of which a client's certificate has to have
 
 
@@ -55,7 +60,6 @@ class WebAccess:
         self._lock = threading.Lock()  # of the limiter, which threads of the server share
         self._auth: BasicAuth | None = None
         self._loaded: _Loaded = self._load(0)
-        self._seen = self._signatures(self._loaded.config)
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -74,10 +78,10 @@ class WebAccess:
 
     def refresh(self) -> None:
         """Read again where something has changed; to be called each second or so, never by the server's loop."""
-        seen = self._signatures(self._loaded.config)
-        if seen == self._seen:
+        self._forget_sessions()
+        # After a fault it is tried until it works: what was missing may come without a change of the file itself.
+        if self.error is None and self._signatures(self._loaded.config) == self._loaded.signatures:
             return
-        self._seen = seen
         try:
             self._loaded = self._load(self._loaded.number + 1)
         except UsageError as error:
@@ -85,10 +89,20 @@ class WebAccess:
                 log.error("%s; the web configuration read before still holds", error)  # noqa: TRY400 - one sentence
             self.error = str(error)
         else:
-            # The new file may name others.
-            self._seen = self._signatures(self._loaded.config)
             self.error = None
             log.info("read the web configuration %s again", self._path)
+
+    def _forget_sessions(self) -> None:
+        """Take a new context in the place of one that has kept too many sessions."""
+        loaded = self._loaded
+        if loaded.context is None or loaded.config.tls is None:
+            return
+        if loaded.context.session_stats()["number"] > _SESSIONS_MAX:
+            from exporters.web_tls import build_context
+
+            # What cannot be read just now is what refresh will tell of.
+            with contextlib.suppress(UsageError):
+                self._loaded = replace(loaded, context=build_context(loaded.config.tls, self._path))
 
     def guard(self, app: _Application) -> _Application:
         """Return `app` behind authentication and rate limit, with the headers of the file."""
@@ -131,7 +145,10 @@ class WebAccess:
         return None
 
     def _load(self, number: int) -> _Loaded:
+        # Before it is read: a change in the meantime is another change.
+        own = _signature(self._path)
         config = load_web_config(self._path)
+        signatures = (own, *self._signatures(config)[1:])
         context, names = None, frozenset[str]()
         if config.tls is not None:
             # OpenSSL is 3 MB that an agent without TLS does not need.
@@ -143,7 +160,7 @@ class WebAccess:
         limit, limiter = config.rate_limit, None
         if limit.interval_s:
             limiter = TokenBucket(limit.burst, limit.interval_s, self._seconds())
-        return _Loaded(config, context, limiter, number, names)
+        return _Loaded(config, context, limiter, number, signatures, names)
 
     def _signatures(self, config: WebConfig) -> tuple[_Signature, ...]:
         return tuple(_signature(path) for path in (self._path, *config.files))

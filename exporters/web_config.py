@@ -130,6 +130,8 @@ def load_web_config(path: Path) -> WebConfig:
         mark = error.problem_mark
         place = f"{path}, line {mark.line + 1}" if mark is not None else str(path)
         raise UsageError(f"{place}: not valid YAML: {error.problem or error.context}") from error
+    except RecursionError as error:
+        raise UsageError(f"web configuration {path} is nested too deeply") from error
     except yaml.YAMLError as error:
         raise UsageError(f"web configuration {path} is not valid YAML: {' '.join(str(error).split())}") from error
     return _Reader(path).read(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from agent.errors import UsageError
 from exporters.web_access import check_web_config
 from exporters.web_config import RateLimit, TlsConfig, WebConfig, load_web_config
+from exporters.web_tls import CIPHER_SUITES
 from tests.exporters.certificates import Authority
 
 HASH = "$2y$10$X0h1gDsPszWURQaxFh.zoubFi6DXncSjhoQNJgRrnGs7EsimhC7zG"
@@ -170,6 +172,27 @@ def test_certificates_and_keys_that_cannot_be_used_are_named(tmp_path, written):
         "tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n  cipher_suites: [TLS_NULL]\n"
     )
     assert complaint() == f"{path}: tls_server_config.cipher_suites: unknown or unsafe suite 'TLS_NULL'"
+
+
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion")
+@pytest.mark.parametrize(
+    "more", ["min_version: TLS10", "curve_preferences: [X25519]", "curve_preferences: [CurveP521]"]
+)
+def test_what_openssl_has_under_another_name(tmp_path, written, more):
+    Authority(tmp_path).issue("server", "localhost")
+    check_web_config(written(f"tls_server_config:\n  cert_file: server.crt\n  key_file: server.key\n  {more}\n"))
+
+
+@pytest.mark.parametrize("suite", sorted(CIPHER_SUITES))
+def test_every_suite_of_the_list_is_one_of_openssls(suite):
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_ciphers(CIPHER_SUITES[suite])
+    assert CIPHER_SUITES[suite] in {cipher["name"] for cipher in context.get_ciphers()}
+
+
+def test_a_file_that_is_nested_too_deeply(written):
+    with pytest.raises(UsageError, match="is nested too deeply"):
+        load_web_config(written("[" * 100_000))
 
 
 def test_a_key_with_a_pass_phrase_is_refused_and_nobody_is_asked_for_it(tmp_path, written):

@@ -203,6 +203,19 @@ def test_a_bad_new_file_keeps_the_old_one_and_says_so_once(site, caplog):
     assert site.get(site.authority.client())[0] == 200
 
 
+def test_a_certificate_that_comes_after_the_file_that_names_it(site):
+    site.serve()
+    site.write()
+    named = (site.folder / "web.yml").read_text().replace("server.", "next.")
+    (site.folder / "web.yml").write_text(named)
+    site.access.refresh()
+    assert site.access.error == f"cannot read the certificate {site.folder / 'next.crt'}: No such file or directory"
+    site.authority.issue("next", "localhost")
+    site.access.refresh()
+    assert site.access.error is None
+    assert site.get(site.authority.client())[0] == 200
+
+
 def test_tls_is_switched_on_and_off_and_idle_connections_end(site):
     site.serve()
     client = site.dial(site.authority.client())
@@ -220,6 +233,26 @@ def test_tls_is_switched_on_and_off_and_idle_connections_end(site):
     site.write()
     site.access.refresh()
     assert site.get(site.authority.client())[0] == 200
+
+
+def test_sessions_that_clients_leave_behind_take_bounded_memory(site, monkeypatch):
+    monkeypatch.setattr("exporters.web_access._SESSIONS_MAX", 3)
+    site.serve()
+    client = site.authority.client(maximum_version=ssl.TLSVersion.TLSv1_2)
+    client.options |= ssl.OP_NO_TICKET
+    first = site.access.context
+    for number in range(1, 6):
+        connection = site.dial(client)
+        connection.sendall(HEAD + b"Connection: close\r\n\r\n")
+        while connection.recv(65536):
+            pass
+        connection.unwrap().close()
+        # Left in good order, else it keeps none.
+        assert first.session_stats()["number"] == number
+    site.access.refresh()
+    assert site.access.context is not first
+    assert site.access.context.session_stats()["number"] == 0
+    assert site.get(client)[0] == 200
 
 
 def test_a_client_without_tls_is_told_to_use_it(site):
