@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from agent.clock import Instant
+from agent.records import DiskSample, GpuFastPower, GpuSample, NetworkSample, Record, Tick
 from agent.vocabulary import ANOMALIES
+from classifier.detectors.registry import DetectorsConfig
 from tests.detector_bench import splices
 from tests.detector_bench.bench import KINDS, Case, plan, run_case
 from tests.detector_bench.cases import Truth
-from tests.detector_bench.play import Found
+from tests.detector_bench.node import Node
+from tests.detector_bench.play import Found, Tracker, new_pipeline, play
 from tests.detector_bench.scoring import Scored, figures, poisson_upper, score
+from tests.detector_bench.sensors import PROFILES, WALL_S, Seen, SlowRecords, see
+from tests.detector_bench.work import Job, draw_training
 
 
 def _scored(group: str = "fault") -> Scored:
@@ -100,3 +107,72 @@ def test_recordings_are_read_second_by_second():
     assert found["power_watts"].shape[0] == 8
     # Working 552 to 564 W (SIGNALS.md 3.3).
     assert 540 < np.nanmedian(found["power_watts"][1]) < 575
+
+
+def _played_as_records(seen: Seen) -> list[Found]:
+    """Play every second as the records of a live node, without the short cut."""
+    pipeline = new_pipeline(seen, "unknown", DetectorsConfig())
+    slow, tracker = SlowRecords(seen), Tracker()
+    totals = dict.fromkeys(seen.host, 0.0)
+    for index, now_s in enumerate(seen.times.tolist()):
+        when = {"monotonic_s": now_s, "wall_s": WALL_S + now_s}
+        records: list[Record] = []
+        for key, channels in zip(seen.node.keys, seen.channels, strict=True):
+            values = {name: float(series.values[index]) for name, series in channels.items() if name in _FIELDS}
+            hot = channels["throttled"].values[index] > 0
+            records.append(GpuSample(**when, key=key, clock_event_reasons=("hw_thermal",) if hot else (), **values))
+            fast = channels["power_fast_watts"]
+            last = np.searchsorted(fast.times, now_s + 1e-9)
+            watts, ages = fast.values[last - 10 : last], now_s - fast.times[last - 10 : last]
+            records.append(GpuFastPower(**when, key=key, power_watts=tuple(watts), ages_s=tuple(ages)))
+        for name, series in seen.host.items():
+            totals[name] += series.values[index]
+        # A counter needs a reading before the first rate.
+        counts = [totals] if index else [dict.fromkeys(totals, 0.0), totals]
+        if not index:
+            pipeline.ingest(Tick(monotonic_s=0.0, wall_s=WALL_S, records=_counted(0.0, counts[0])))
+        if now_s % 5 == 0:
+            records += slow.at(int(now_s // 5), now_s, first=now_s == 5)
+        records += _counted(now_s, counts[-1])
+        pipeline.ingest(Tick(**when, records=tuple(records)))
+        if now_s % 5 == 0:
+            tracker.take(pipeline.judge(Instant(now_s, WALL_S + now_s)).events, now_s)
+    tracker.close(float(seen.times[-1]))
+    return tracker.found
+
+
+def _counted(now_s: float, totals: dict[str, float]) -> tuple[Record, ...]:
+    when = {"monotonic_s": now_s, "wall_s": WALL_S + now_s}
+    count = {name.removesuffix("_per_second"): round(total) for name, total in totals.items()}
+    return (
+        DiskSample(
+            **when, device="sda", read_bytes_total=count["disk_read_bytes"],
+            written_bytes_total=count["disk_written_bytes"],
+        ),
+        NetworkSample(
+            **when, device="eth0", receive_bytes_total=count["network_receive_bytes"],
+            transmit_bytes_total=count["network_transmit_bytes"],
+        ),
+    )  # fmt: skip
+
+
+_FIELDS = {one.name for one in dataclasses.fields(GpuSample)}
+
+
+def test_channels_laid_in_at_once_give_the_findings_of_records():
+    node = Node(rng=np.random.default_rng(5), board_name="H100", gpus=2, seconds=900)
+    job = Job(node, (0, 1), draw_training(node.rng, "fsdp"))
+    job.load(0, 20)
+    job.train(20, 500)
+    job.wait(500, 700, missing=(1,))
+    job.train(700, 900)
+    node.health["ecc_uncorrected_volatile_total"][0, 150] = 1
+    node.reasons["hw_thermal"][1, 120:] = 0.5
+    seen = see(node, PROFILES["full"])
+
+    def told(found: list[Found]) -> list[tuple]:
+        return sorted((one.anomaly, one.subject, sorted(one.reached.items())) for one in found)
+
+    short = told(play(seen))
+    assert {"stalled_collective", "ecc_remap", "throttled"} <= {anomaly for anomaly, _, _ in short}
+    assert short == told(_played_as_records(seen))
