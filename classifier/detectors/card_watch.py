@@ -9,12 +9,12 @@ that was lost and answers again; and at most for as long as the detector says.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from agent.history import GpuHistory, History
-from agent.records import GpuKey, Record
+from agent.records import GpuKey, GpuXids
 from agent.xids import XidCatalogue
 from classifier.results import Assessment
 
@@ -94,7 +94,7 @@ class CardWatch:
         self._news: dict[int, XidNews] = {}
         self._last_s: dict[int, float] = {}  # of the newest event, monotonic
         self._first: Instant | None = None
-        self._seen: Record | None = None
+        self._seen: GpuXids | None = None
         self._joules: float | None = None
         self._volatile: int | None = None
         self._state = "ok"
@@ -104,30 +104,44 @@ class CardWatch:
 
     def update(self, card: GpuHistory, now: Instant) -> tuple[XidNews, ...]:
         """Take what is new on the card and return the XIDs that are not settled, the most severe first."""
-        self._first = self._first or now
+        if self._first is None:
+            self._first = now
         self.was_reset = self._notice_reset(card)
+        is_changed = self.was_reset and bool(self._news)
         if self.was_reset:
             self._news.clear()
-        if card.xids is not None and card.xids is not self._seen:
-            self._seen = card.xids
-            self._take(card.xids.totals, card.xids.last_wall_s, now)
-        for code in [code for code, last_s in self._last_s.items() if now.monotonic_s - last_s > self._hold_s]:
-            self._news.pop(code, None)
-            del self._last_s[code]
-        self.news = tuple(sorted(self._news.values(), key=lambda one: (-one.severity, one.since.monotonic_s, one.code)))
+        xids = card.xids
+        if xids is not None and xids is not self._seen:
+            # The same counts come every five seconds.
+            if self._seen is None or xids.totals != self._seen.totals or xids.last_wall_s != self._seen.last_wall_s:
+                self._take(xids.totals, xids.last_wall_s, now)
+                is_changed = True
+            self._seen = xids
+        if self._last_s:
+            for code in [code for code, last_s in self._last_s.items() if now.monotonic_s - last_s > self._hold_s]:
+                is_changed |= self._news.pop(code, None) is not None
+                del self._last_s[code]
+        if is_changed:
+            self.news = tuple(
+                sorted(self._news.values(), key=lambda one: (-one.severity, one.since.monotonic_s, one.code))
+            )
         return self.news
 
     def _notice_reset(self, card: GpuHistory) -> bool:
         """Return whether the driver began to count anew, or a card that was away answers."""
-        joules = card.slow.energy_joules_total if card.slow is not None else None
-        volatile = card.health.ecc_uncorrected_volatile_total if card.health is not None else None
-        fell = joules is not None and self._joules is not None and joules < self._joules
-        fell |= volatile is not None and self._volatile is not None and volatile < self._volatile
-        came_back = self._state in ("lost", "reset_required") and card.state == "ok"
-        self._joules = self._joules if joules is None else joules
-        self._volatile = self._volatile if volatile is None else volatile
-        self._state = card.state
-        return fell or came_back
+        found = False
+        if card.slow is not None and card.slow.energy_joules_total is not None:
+            joules = card.slow.energy_joules_total
+            found = self._joules is not None and joules < self._joules
+            self._joules = joules
+        if card.health is not None and card.health.ecc_uncorrected_volatile_total is not None:
+            volatile = card.health.ecc_uncorrected_volatile_total
+            found = found or (self._volatile is not None and volatile < self._volatile)
+            self._volatile = volatile
+        if card.state != self._state:
+            found = found or (self._state in ("lost", "reset_required") and card.state == "ok")
+            self._state = card.state
+        return found
 
     def _take(self, totals: Mapping[int, int], last_wall_s: Mapping[int, float], now: Instant) -> None:
         before = self._totals
@@ -197,12 +211,47 @@ def more_drastic(one: str, other: str) -> str:
     return max(one, other, key=_ACTION_ORDER.index)
 
 
-def cards(history: History) -> dict[GpuKey, list[GpuKey]]:
-    """Return where the anomalies of each card go: to itself, or to its instances where it is divided."""
-    places: dict[GpuKey, list[GpuKey]] = {}
-    for key in history.gpus:
-        places.setdefault(key if key.gpu_i_id is None else key._replace(gpu_i_id=None), []).append(key)
-    return places
+class Cards:
+    """Where the anomalies of each card go: to itself, or to its instances where it is divided."""
+
+    def __init__(self) -> None:
+        self._gpus: Mapping[GpuKey, GpuHistory] | None = None
+        self._count = 0
+        self._found: tuple[tuple[GpuHistory, tuple[GpuKey, ...]], ...] = ()
+
+    def of(self, history: History) -> tuple[tuple[GpuHistory, tuple[GpuKey, ...]], ...]:
+        """Return every card with its places; made anew only when they change."""
+        gpus = history.gpus
+        if gpus is not self._gpus or len(gpus) != self._count:
+            places: dict[GpuKey, list[GpuKey]] = {}
+            for key in gpus:
+                places.setdefault(card_key(key), []).append(key)
+            found = ((history.card(key), tuple(keys)) for key, keys in places.items())
+            self._found = tuple((card, keys) for card, keys in found if card is not None)
+            self._gpus, self._count = gpus, len(gpus)
+        return self._found
+
+
+def card_key(key: GpuKey) -> GpuKey:
+    """Return the key of the whole card."""
+    return key if key.gpu_i_id is None else key._replace(gpu_i_id=None)
+
+
+class Pace:
+    """Lets a detector of slow anomalies judge every so often, and say the same in between."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last_s: float | None = None
+        self._gpus: Mapping[GpuKey, GpuHistory] | None = None
+
+    def is_due(self, now: Instant, history: History) -> bool:
+        """Return whether it is time again, or the GPUs are others than before."""
+        last_s = self._last_s
+        if last_s is not None and now.monotonic_s - last_s < self._seconds - 1e-6 and history.gpus is self._gpus:
+            return False
+        self._last_s, self._gpus = now.monotonic_s, history.gpus
+        return True
 
 
 class Verdicts:
@@ -211,11 +260,6 @@ class Verdicts:
     def __init__(self, anomaly: str) -> None:
         self._anomaly = anomaly
         self._nothing: dict[GpuKey, Assessment] = {}
-
-    def forget(self, gone: Collection[GpuKey]) -> None:
-        """Forget places that are there no more."""
-        for key in gone:
-            self._nothing.pop(key, None)
 
     def nothing(self, key: GpuKey) -> Assessment:
         """Return the assessment that all is well with this GPU."""
@@ -227,7 +271,7 @@ class Verdicts:
         return found
 
     def of(
-        self, keys: Iterable[GpuKey], claims: list[Claim], evidence: Mapping[str, float | str | None]
+        self, keys: Iterable[GpuKey], claims: Sequence[Claim], evidence: Mapping[str, float | str | None]
     ) -> list[Assessment]:
         """Return the same for each of `keys`: severity of the worst claim, the most drastic action of its like."""
         if not claims:

@@ -23,7 +23,7 @@ from agent.history import GpuHistory, History
 from agent.records import GpuHealth, GpuKey
 from agent.xids import XIDS, XidCatalogue
 from classifier.config_checks import require
-from classifier.detectors.card_watch import RECOVERY_ACTIONS, CardWatch, Claim, Freshness, Verdicts, cards, xid_claims
+from classifier.detectors.card_watch import RECOVERY_ACTIONS, Cards, CardWatch, Claim, Freshness, Verdicts, xid_claims
 from classifier.results import Assessment, Decision
 
 _HEALTH_STALE_S: Final = 60.0
@@ -90,6 +90,9 @@ class _Card:
     parts: deque[tuple[float, int]] = field(default_factory=deque)
     volatile_before: int | None = None  # at first sight
     first: Instant | None = None
+    tells: bool = False  # whether the board tells anything about its memory
+    is_fresh: bool = False
+    is_marked: bool = False  # whether anything but zeros was told, so that it has to be weighed
     pending_since: Instant | None = None
     failed_since: Instant | None = None
     storm_since: Instant | None = None
@@ -103,48 +106,51 @@ class EccRemapDetector:
     def __init__(self, config: EccRemapConfig, xids: XidCatalogue = XIDS) -> None:
         self._config = config
         self._xids = xids
+        self._places = Cards()
         self._cards: dict[GpuKey, _Card] = {}
         self._verdicts = Verdicts("ecc_remap")
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU with error counters, marks of rows, or XIDs about its memory."""
         assessments: list[Assessment] = []
-        for card_key, keys in cards(history).items():
-            card = history.card(card_key)
-            if card is None or (card.health is None and card.xids is None):
+        for card, keys in self._places.of(history):
+            if card.health is None and card.xids is None:
                 continue
-            known = self._cards.get(card_key)
+            known = self._cards.get(card.key)
             if known is None:
                 watch = CardWatch(self._xids, self._config.hold_seconds, memory=True)
-                known = self._cards[card_key] = _Card(watch)
+                known = self._cards[card.key] = _Card(watch)
             claims = self._claims(known, card, now)
-            health = known.seen
-            is_seen = health is not None and known.health.is_fresh(health.monotonic_s, now.monotonic_s)
-            if not claims and not (is_seen and health is not None and _tells(health)):
-                continue
-            assessments += self._verdicts.of(keys, claims, self._evidence(known, card) if claims else {})
+            if claims:
+                assessments += self._verdicts.of(keys, claims, self._evidence(known, card))
+            elif known.tells and known.is_fresh:
+                assessments += [self._verdicts.nothing(key) for key in keys]
         return tuple(assessments)
 
     def _claims(self, known: _Card, card: GpuHistory, now: Instant) -> list[Claim]:
-        claims = xid_claims(known.watch.update(card, now))
-        if card.health is not None and card.health is not known.seen:
-            self._take(known, card.health, now)
+        news = known.watch.update(card, now)
+        health = card.health
+        if health is not None and health is not known.seen:
+            self._take(known, health, now)
         if known.watch.was_reset:
             known.aggregate.settle()
             if not known.volatile.last:
                 known.volatile.settle()
+        known.is_fresh = health is not None and known.health.is_fresh(health.monotonic_s, now.monotonic_s)
+        if not news and not known.is_marked:
+            return []
+        claims = xid_claims(news)
+        if known.seen is None or not known.is_fresh:
+            return claims
         for counter in (known.volatile, known.aggregate):
             if counter.since is not None and now.monotonic_s - counter.newest_s > self._config.hold_seconds:
                 counter.settle()
-        if known.seen is None or not known.health.is_fresh(known.seen.monotonic_s, now.monotonic_s):
-            return claims
         claims += self._counter_claims(known)
         claims += self._mark_claims(known, known.seen, now)
         asked = card.limits.recovery_action if card.limits is not None else None
         if asked:
-            claims = [
-                one._replace(action=RECOVERY_ACTIONS.get(asked, one.action)) if _is_open(one) else one for one in claims
-            ]
+            action = RECOVERY_ACTIONS.get(asked, "look")
+            claims = [claim._replace(action=action) if _is_open(claim) else claim for claim in claims]
         return claims
 
     def _take(self, known: _Card, health: GpuHealth, now: Instant) -> None:
@@ -158,14 +164,26 @@ class EccRemapDetector:
         known.volatile.take(volatile, now)
         aggregate = health.ecc_uncorrected_aggregate_total
         known.aggregate.take(aggregate, now)
-        part_s = self._config.storm_seconds / _STORM_PARTS
-        added = known.corrected.take(_corrected(health), now)
-        if known.parts and now.monotonic_s - known.parts[-1][0] < part_s:
-            known.parts[-1] = known.parts[-1][0], known.parts[-1][1] + added
-        else:
-            known.parts.append((now.monotonic_s, added))
-        while known.parts and known.parts[0][0] <= now.monotonic_s - self._config.storm_seconds:
-            known.parts.popleft()
+        self._take_corrected(known, known.corrected.take(_corrected(health), now), now.monotonic_s)
+        known.tells = _tells(health)
+        known.is_marked = bool(
+            known.volatile.since
+            or known.aggregate.since
+            or known.volatile_before
+            or known.parts
+            or health.is_row_remap_pending
+            or health.is_row_remap_failed
+        )
+
+    def _take_corrected(self, known: _Card, added: int, now_s: float) -> None:
+        parts = known.parts
+        if added:
+            if parts and now_s - parts[-1][0] < self._config.storm_seconds / _STORM_PARTS:
+                parts[-1] = parts[-1][0], parts[-1][1] + added
+            else:
+                parts.append((now_s, added))
+        while parts and parts[0][0] <= now_s - self._config.storm_seconds:
+            parts.popleft()
 
     def _counter_claims(self, known: _Card) -> list[Claim]:
         counter = known.volatile if known.volatile.last is not None else known.aggregate

@@ -24,11 +24,11 @@ from agent.xids import XIDS, XidCatalogue
 from classifier.config_checks import require
 from classifier.detectors.card_watch import (
     RECOVERY_ACTIONS,
+    Cards,
     CardWatch,
     Claim,
     Freshness,
     Verdicts,
-    cards,
     xid_claims,
 )
 from classifier.results import Assessment, Decision
@@ -86,31 +86,34 @@ class GpuLostDetector:
     def __init__(self, config: GpuLostConfig, xids: XidCatalogue = XIDS) -> None:
         self._config = config
         self._xids = xids
+        self._places = Cards()
         self._cards: dict[GpuKey, _Card] = {}
         self._verdicts = Verdicts("gpu_lost")
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU of which a state or XIDs are told."""
         assessments: list[Assessment] = []
-        for card_key, keys in cards(history).items():
-            card = history.card(card_key)
-            if card is None or (card.state_s is None and card.xids is None):
+        for card, keys in self._places.of(history):
+            if card.state_s is None and card.xids is None:
                 continue
-            known = self._cards.get(card_key)
+            known = self._cards.get(card.key)
             if known is None:
                 watch = CardWatch(self._xids, self._config.xid_hold_seconds)
-                known = self._cards[card_key] = _Card(watch)
-            claims = xid_claims(known.watch.update(card, now))
+                known = self._cards[card.key] = _Card(watch)
+            news = known.watch.update(card, now)
             is_told = known.states.is_fresh(card.state_s, now.monotonic_s)
+            if not news and is_told and card.state == known.state == "ok" and _asks_nothing(card):
+                assessments += [self._verdicts.nothing(key) for key in keys]
+                known.recovery = 0
+                continue
+            claims = xid_claims(news)
             claims += self._state_claims(known, card, now) if is_told else []
             if not claims and card.state_s is not None and not is_told:
                 continue  # nobody tells how it is
             recovery_claims = self._recovery_claims(known, card, now)
             if any(claim.severity >= 2 for claim in recovery_claims):
-                claims = [
-                    claim._replace(action=recovery_claims[0].action) if claim.severity == 3 else claim
-                    for claim in claims
-                ]
+                action = recovery_claims[0].action
+                claims = [claim._replace(action=action) if claim.severity == 3 else claim for claim in claims]
             claims += recovery_claims
             assessments += self._verdicts.of(keys, claims, self._evidence(known, card, now) if claims else {})
         return tuple(assessments)
@@ -153,3 +156,7 @@ class GpuLostDetector:
             "recovery_action": None if card.limits is None else card.limits.recovery_action,
             "last_sample_age_seconds": None if card.last_s is None else now.monotonic_s - card.last_s,
         }
+
+
+def _asks_nothing(card: GpuHistory) -> bool:
+    return card.limits is None or not card.limits.recovery_action

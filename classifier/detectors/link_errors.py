@@ -25,7 +25,16 @@ from agent.history import GpuHistory, History
 from agent.records import GpuHealth, GpuKey, GpuLimits
 from agent.xids import XIDS, XidCatalogue
 from classifier.config_checks import require
-from classifier.detectors.card_watch import RECOVERY_ACTIONS, CardWatch, Claim, Freshness, Verdicts, cards, xid_claims
+from classifier.detectors.card_watch import (
+    RECOVERY_ACTIONS,
+    Cards,
+    CardWatch,
+    Claim,
+    Freshness,
+    Pace,
+    Verdicts,
+    xid_claims,
+)
 from classifier.detectors.error_rate import ErrorRateConfig, ErrorRates, baselines
 from classifier.detectors.link_ports import PortWatch
 from classifier.results import Assessment, Decision
@@ -53,6 +62,8 @@ class LinkErrorsConfig:
     """When errors of links are worth a word, a warning, a page."""
 
     enabled: bool = True
+    #: How often it is looked: nothing here is told by a few seconds.
+    judge_seconds: float = 15.0
     #: A failed recovery, and an XID about a link, count this long after the last one, unless the card was reset.
     hold_seconds: float = 3600.0
     #: A port that went down and is up again counts this long.
@@ -63,6 +74,7 @@ class LinkErrorsConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
+        require(self.judge_seconds >= 0, "judge_seconds", self.judge_seconds, "at least 0")
         require(self.hold_seconds > 0, "hold_seconds", self.hold_seconds, "above 0")
         require(self.port_hold_seconds > 0, "port_hold_seconds", self.port_hold_seconds, "above 0")
         is_share = 0 < self.load_utilization_ratio <= 1
@@ -92,6 +104,9 @@ class LinkErrorsDetector:
     def __init__(self, config: LinkErrorsConfig, xids: XidCatalogue = XIDS) -> None:
         self._config = config
         self._xids = xids
+        self._pace = Pace(config.judge_seconds)
+        self._said: tuple[Assessment, ...] = ()
+        self._places = Cards()
         self._cards: dict[GpuKey, _Card] = {}
         self._ports = PortWatch(config.rate, config.port_hold_seconds)
         self._verdicts = Verdicts("link_errors")
@@ -99,14 +114,15 @@ class LinkErrorsDetector:
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU with counters, XIDs or limits, and for each port that was ever active."""
+        if not self._pace.is_due(now, history):
+            return self._said
         assessments: list[Assessment] = []
-        for card_key, keys in cards(history).items():
-            card = history.card(card_key)
-            if card is None or (card.health is None and card.xids is None and card.limits is None):
+        for card, keys in self._places.of(history):
+            if card.health is None and card.xids is None and card.limits is None:
                 continue
-            known = self._cards.get(card_key)
+            known = self._cards.get(card.key)
             if known is None:
-                known = self._cards[card_key] = self._card(card_key)
+                known = self._cards[card.key] = self._card(card.key)
             claims = xid_claims(known.watch.update(card, now))
             if known.watch.was_reset:
                 known.failed_since = None
@@ -120,7 +136,8 @@ class LinkErrorsDetector:
                 assessments += self._verdicts.of(keys, claims, self._evidence(known, card) if claims else {})
         has_work = any(gpu.processes is None or bool(gpu.processes) for gpu in history.gpus.values())
         assessments += self._ports.assess(now, history.host.infiniband_ports, has_work=has_work)
-        return tuple(assessments)
+        self._said = tuple(assessments)
+        return self._said
 
     def learned(self, now: Instant) -> Mapping[str, object]:  # noqa: ARG002
         """Return the baselines: errors and seconds by card and counter, and by port and counter."""

@@ -24,7 +24,7 @@ from agent.clock import Instant
 from agent.history import Array, GpuHistory, History
 from agent.records import GpuKey
 from classifier.config_checks import require
-from classifier.detectors.card_watch import Claim, Freshness, Verdicts
+from classifier.detectors.card_watch import Claim, Freshness, Pace, Verdicts
 from classifier.detectors.channels import is_same_work, process_ids
 from classifier.results import Assessment, Decision
 
@@ -46,6 +46,8 @@ class MemoryLeakConfig:
     """When growing memory counts as a leak."""
 
     enabled: bool = True
+    #: How often it is looked, for another job, and for a median that is full.
+    judge_seconds: float = 30.0
     #: Length of the time that one median stands for.
     median_seconds: float = 300.0
     #: The beginning of a job that does not count.
@@ -65,6 +67,7 @@ class MemoryLeakConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
+        require(self.judge_seconds >= 0, "judge_seconds", self.judge_seconds, "at least 0")
         require(self.median_seconds >= 10, "median_seconds", self.median_seconds, "at least 10")
         require(self.slope_ratio_per_hour > 0, "slope_ratio_per_hour", self.slope_ratio_per_hour, "above 0")
         for key in ("rising_share_ratio", "determination_ratio", "fall_ratio"):
@@ -106,11 +109,15 @@ class MemoryLeakDetector:
 
     def __init__(self, config: MemoryLeakConfig) -> None:
         self._config = config
+        self._pace = Pace(config.judge_seconds)
+        self._said: tuple[Assessment, ...] = ()
         self._jobs: dict[GpuKey, _Job] = {}
         self._verdicts = Verdicts("memory_leak")
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU whose memory in use is measured."""
+        if not self._pace.is_due(now, history):
+            return self._said
         for gone in self._jobs.keys() - history.gpus.keys():  # a MIG layout that changed
             del self._jobs[gone]
         assessments: list[Assessment] = []
@@ -123,7 +130,8 @@ class MemoryLeakDetector:
                 continue
             self._follow(job, gpu, now, total)
             assessments += self._verdicts.of([key], self._claims(job, total, now), self._evidence(job, total))
-        return tuple(assessments)
+        self._said = tuple(assessments)
+        return self._said
 
     def _follow(self, job: _Job, gpu: GpuHistory, now: Instant, total: float) -> None:
         present = process_ids(gpu)

@@ -21,7 +21,7 @@ from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey, GpuSlowSample
 from classifier.config_checks import require
-from classifier.detectors.card_watch import Claim, Freshness, Verdicts, cards
+from classifier.detectors.card_watch import Cards, Claim, Freshness, Pace, Verdicts
 from classifier.results import Assessment, Decision
 
 _THERMAL: Final = ("sw_thermal", "hw_thermal")
@@ -42,6 +42,8 @@ class ThrottledConfig:
     """When slowed clocks are worth a warning, a page."""
 
     enabled: bool = True
+    #: How often it is looked: a quarter of the window.
+    judge_seconds: float = 15.0
     #: Time over which shares are taken.
     window_seconds: float = 60.0
     #: Share of time with a thermal reason above which it is a warning.
@@ -51,6 +53,7 @@ class ThrottledConfig:
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
+        require(self.judge_seconds >= 0, "judge_seconds", self.judge_seconds, "at least 0")
         require(self.window_seconds >= 10, "window_seconds", self.window_seconds, "at least 10")
         for key in ("thermal_ratio", "brake_ratio"):
             require(0 < getattr(self, key) < 1, key, getattr(self, key), "between 0 and 1")
@@ -74,17 +77,23 @@ class ThrottledDetector:
 
     def __init__(self, config: ThrottledConfig) -> None:
         self._config = config
+        self._pace = Pace(config.judge_seconds)
+        self._said: tuple[Assessment, ...] = ()
+        self._places = Cards()
         self._cards: dict[GpuKey, _Card] = {}
         self._verdicts = Verdicts("throttled")
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU with counters of slowed time, or with reasons in its samples."""
+        if not self._pace.is_due(now, history):
+            return self._said
         assessments: list[Assessment] = []
-        for card_key, keys in cards(history).items():
-            card = history.card(card_key)
-            if card is None or card.state in ("lost", "hung"):
+        for card, keys in self._places.of(history):
+            if card.state in ("lost", "hung"):
                 continue
-            known = self._cards.setdefault(card_key, _Card())
+            known = self._cards.get(card.key)
+            if known is None:
+                known = self._cards[card.key] = _Card()
             counted = self._counted(known, card, now)
             ratios = self._sampled(known, card, now, counted) | counted
             if not ratios:
@@ -92,7 +101,8 @@ class ThrottledDetector:
                 continue
             claims = self._claims(known, ratios, now)
             assessments += self._verdicts.of(keys, claims, self._evidence(ratios, counted, card, now) if claims else {})
-        return tuple(assessments)
+        self._said = tuple(assessments)
+        return self._said
 
     def _counted(self, known: _Card, card: GpuHistory, now: Instant) -> dict[str, float]:
         """Return the share of the window by reason, from the driver's counters; 0 before it is full."""

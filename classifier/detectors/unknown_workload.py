@@ -52,6 +52,7 @@ class _Share:
     """Judged and unknown time of the window, kept as sums."""
 
     parts: deque[tuple[float, float, bool, bool]] = field(default_factory=deque)  # until, seconds, unknown, by domain
+    first_s: float | None = None  # of the first judgement that counts
     last_s: float | None = None
     judged_s: float = 0.0
     unknown_s: float = 0.0
@@ -91,6 +92,7 @@ class UnknownWorkloadDetector:
         is_judged = decision is not None and (not is_unknown or decision.reason in _ABSTAINED)
         if is_judged and 0 < elapsed_s <= _LONGEST_S:
             is_outside = is_unknown and decision is not None and decision.reason == OUT_OF_DOMAIN
+            share.first_s = share.first_s or last_s
             share.parts.append((now.monotonic_s, elapsed_s, is_unknown, is_outside))
             self._add(share, share.parts[-1], 1)
         while share.parts and share.parts[0][0] <= now.monotonic_s - self._config.window_seconds:
@@ -106,7 +108,8 @@ class UnknownWorkloadDetector:
     def _claims(self, share: _Share, now: Instant) -> list[Claim]:
         ratio = share.unknown_s / share.judged_s
         # Once said, it holds until the labels are back for good.
-        if ratio <= self._config.abstention_ratio * (1.0 if share.since is None else 0.75):
+        is_short = share.first_s is None or now.monotonic_s - share.first_s < self._config.window_seconds
+        if is_short or ratio <= self._config.abstention_ratio * (1.0 if share.since is None else 0.75):
             share.since = None
             return []
         share.since = share.since or now.later(share.parts[0][0] - now.monotonic_s)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from agent.records import GpuProcess, GpuSample, GpuSlowSample, InfinibandPort
+from agent.records import GpuHealth, GpuProcess, GpuSample, GpuSlowSample, InfinibandPort
 from classifier.detectors.error_rate import ErrorRate, ErrorRateConfig, probability_of_more
 from classifier.detectors.link_errors import LinkErrorsConfig, LinkErrorsDetector
 from classifier.detectors.link_ports import MAX_DEVICES
@@ -15,7 +15,7 @@ from tests.classifier.card_histories import KEY, Card, severity
 
 
 def card(config: LinkErrorsConfig | None = None, **options: object) -> Card:
-    return Card(LinkErrorsDetector(config or LinkErrorsConfig()), **options)
+    return Card(LinkErrorsDetector(config or LinkErrorsConfig(judge_seconds=0)), **options)
 
 
 def test_the_exact_probability_is_that_of_the_binomial():
@@ -121,7 +121,7 @@ def test_a_replay_now_and_then_is_normal():
 
 
 def test_a_recovery_that_failed_is_critical_at_once_and_for_a_while():
-    watched = card(LinkErrorsConfig(hold_seconds=60))
+    watched = card(LinkErrorsConfig(hold_seconds=60, judge_seconds=0))
     watched.health(nvlink_failed_recoveries_total=3)
     assert severity(watched.only()) == 0  # before the start
     watched.at = 5
@@ -219,7 +219,7 @@ def port(watched: Card, device: str = "mlx5_0", state: str = "active", **counter
 
 
 def test_a_port_that_goes_down_is_critical_while_a_gpu_is_held():
-    watched = card(LinkErrorsConfig(port_hold_seconds=60))
+    watched = card(LinkErrorsConfig(port_hold_seconds=60, judge_seconds=0))
     watched.feed(GpuSlowSample, processes=(GpuProcess(10),))
     port(watched)
     (found,) = watched.assess()
@@ -292,6 +292,18 @@ def test_devices_have_a_bound_and_those_with_a_finding_come_first():
     assert (found[0].device, found[0].severity) == (names[-1], 2)  # without a process list: somebody may hold the GPU
 
 
+def test_between_two_looks_it_says_the_same():
+    watched = card(LinkErrorsConfig(judge_seconds=15))
+    watched.feed(GpuSlowSample, processes=())
+    port(watched)
+    watched.assess()
+    said = watched.play(25, lambda _: port(watched, state="down"))
+    assert [severity(one) for one in said] == [0, 0, 2, 2, 2]
+    # Another GPU is judged at once.
+    watched.feed(GpuHealth, key=KEY._replace(gpu=1, uuid="GPU-1"), pcie_replays_total=0)
+    assert {one.scope for one in watched.assess()} == {"gpu", "node"}
+
+
 def test_what_was_learned_survives_a_restart():
     watched = quiet_card()
     port(watched, symbol_error=1)
@@ -331,6 +343,7 @@ def test_what_was_not_learned_is_refused(state):
 @pytest.mark.parametrize(
     ("kind", "key", "value"),
     [
+        (LinkErrorsConfig, "judge_seconds", -1.0),
         (LinkErrorsConfig, "hold_seconds", 0.0),
         (LinkErrorsConfig, "port_hold_seconds", 0.0),
         (LinkErrorsConfig, "load_utilization_ratio", 1.5),

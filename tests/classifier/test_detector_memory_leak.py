@@ -25,7 +25,7 @@ def played(
     interval_s: float = 30.0,
 ) -> tuple[Card, list[int | None]]:
     """Play the memory in use by the second and return the severities, one a minute."""
-    watched = Card(MemoryLeakDetector(MemoryLeakConfig()))
+    watched = Card(MemoryLeakDetector(MemoryLeakConfig(judge_seconds=0)))
     found = []
     for n in range(int(hours * 3600 / interval_s)):
         watched.at = n * interval_s
@@ -127,7 +127,7 @@ def test_an_agent_that_starts_late_sees_it_after_the_same_time():
 
 
 def test_without_memory_or_its_size_nothing_is_said():
-    watched = Card(MemoryLeakDetector(MemoryLeakConfig()))
+    watched = Card(MemoryLeakDetector(MemoryLeakConfig(judge_seconds=0)))
     watched.feed(GpuSample, utilization_ratio=0.9)
     assert watched.only() is None
     watched.at = 1
@@ -136,7 +136,7 @@ def test_without_memory_or_its_size_nothing_is_said():
 
 
 def test_an_instance_leaks_by_itself():
-    watched = Card(MemoryLeakDetector(MemoryLeakConfig()))
+    watched = Card(MemoryLeakDetector(MemoryLeakConfig(judge_seconds=0)))
     one, other = KEY._replace(gpu_i_id=1), KEY._replace(gpu_i_id=2)
     for n in range(100):
         watched.at = 30.0 * n
@@ -156,6 +156,7 @@ def test_a_lost_gpu_is_not_judged():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
+        ("judge_seconds", -1.0),
         ("median_seconds", 1.0),
         ("slope_ratio_per_hour", 0.0),
         ("rising_share_ratio", 1.1),

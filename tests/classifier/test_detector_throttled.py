@@ -19,7 +19,7 @@ QUIET = {"sw_power_cap": 0.0, "sw_thermal": 100.0, "hw_thermal": 0.0, "hw_power_
 
 
 def card() -> Card:
-    return Card(ThrottledDetector(ThrottledConfig()))
+    return Card(ThrottledDetector(ThrottledConfig(judge_seconds=0)))
 
 
 def counted(watched: Card, seconds: float, shares: dict[str, float], start: float = 0.0) -> list:
@@ -161,6 +161,13 @@ def test_a_lost_gpu_is_not_hot():
     assert watched.only() is None
 
 
+def test_between_two_looks_it_says_the_same():
+    watched = Card(ThrottledDetector(ThrottledConfig()))
+    said = [severity(one) for one in counted(watched, 120, {"sw_thermal": 0.5})]
+    assert said.index(2) % 3 == 0
+    assert all(len(set(said[n : n + 3])) == 1 for n in range(0, 24, 3))
+
+
 def test_the_heat_of_the_card_is_that_of_each_instance():
     watched = card()
     instances = [KEY._replace(gpu_i_id=1), KEY._replace(gpu_i_id=2)]
@@ -173,7 +180,9 @@ def test_the_heat_of_the_card_is_that_of_each_instance():
     assert [(one.key, one.severity) for one in found] == [(instance, 2) for instance in instances]
 
 
-@pytest.mark.parametrize(("key", "value"), [("window_seconds", 5.0), ("thermal_ratio", 0.0), ("brake_ratio", 1.0)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("judge_seconds", -1.0), ("window_seconds", 5.0), ("thermal_ratio", 0.0), ("brake_ratio", 1.0)]
+)
 def test_refuses_what_makes_no_sense(key, value):
     with pytest.raises(ValueError, match=key):
         dataclasses.replace(ThrottledConfig(), **{key: value})
@@ -187,7 +196,7 @@ def test_a_gpu_of_the_emulator_becomes_hot(nvml_emulator: EmulatorFactory):
         "@ 90\n0 sw_thermal_nanoseconds=5000000000\n@ 1090\n0 sw_thermal_nanoseconds=105000000000\n"
     )
     sampler = NvmlSampler(WITHOUT_FAST)
-    watched = Card(ThrottledDetector(ThrottledConfig()), key=NVML_KEY)
+    watched = Card(ThrottledDetector(ThrottledConfig(judge_seconds=0)), key=NVML_KEY)
     found = []
     for second in range(0, 181, 5):
         records = tuple(sample_at(emulator, sampler, second))

@@ -47,6 +47,13 @@ def test_a_quarter_of_an_hour_without_a_label_is_information():
     assert said[-1].evidence["reason"] == "ambiguous"
 
 
+def test_a_short_time_without_a_label_is_none():
+    severities = [severity(one) for one in played(lambda _: "ambiguous", 920)]
+    # The first judgement has no length; the second one's began at 5 s.
+    assert severities.index(1) == 905 / 5 - 1
+    assert set(severities[:180]) == {None, 0}
+
+
 def test_it_ends_once_labels_are_back():
     said = played(lambda t: "ambiguous" if t <= 1200 else None, 2400)
     severities = [severity(one) for one in said]
