@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from classifier.detectors import Detector
@@ -12,11 +13,12 @@ from classifier.detectors.gpu_lost import GpuLostConfig, GpuLostDetector
 from classifier.detectors.link_errors import LinkErrorsConfig, LinkErrorsDetector
 from classifier.detectors.low_utilization import LowUtilizationConfig, LowUtilizationDetector
 from classifier.detectors.memory_leak import MemoryLeakConfig, MemoryLeakDetector
-from classifier.detectors.no_progress import NoProgressConfig, NoProgressDetector
 from classifier.detectors.missed_checkpoint import MissedCheckpointConfig, MissedCheckpointDetector
+from classifier.detectors.no_progress import NoProgressConfig, NoProgressDetector
 from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
 from classifier.detectors.step_pace import StepPaceConfig, StepPaces
 from classifier.detectors.storage_stall import StorageStallConfig, StorageStallDetector
+from classifier.detectors.straggler import StragglerConfig, StragglerDetector
 from classifier.detectors.throttled import ThrottledConfig, ThrottledDetector
 from classifier.detectors.unknown_workload import UnknownWorkloadConfig, UnknownWorkloadDetector
 
@@ -29,6 +31,7 @@ class DetectorsConfig:
     step_pace: StepPaceConfig = field(default_factory=StepPaceConfig)
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
     no_progress: NoProgressConfig = field(default_factory=NoProgressConfig)
+    straggler: StragglerConfig = field(default_factory=StragglerConfig)
     low_utilization: LowUtilizationConfig = field(default_factory=LowUtilizationConfig)
     ecc_remap: EccRemapConfig = field(default_factory=EccRemapConfig)
     gpu_lost: GpuLostConfig = field(default_factory=GpuLostConfig)
@@ -49,29 +52,19 @@ def build_detectors(
     `paces` is what they look at steps with, where the caller shows them as well.
     """
     paces = paces or StepPaces(config.step_pace)
-    detectors: list[Detector] = []
-    if config.stalled_collective.enabled:
-        detectors.append(StalledCollectiveDetector(config.stalled_collective, baselines))
-    if config.low_utilization.enabled:
-        detectors.append(LowUtilizationDetector(config.low_utilization, baselines))
-    if config.fail_slow.enabled:
-        detectors.append(FailSlowDetector(config.fail_slow, paces))
-    if config.no_progress.enabled:
-        detectors.append(NoProgressDetector(config.no_progress, paces))
-    if config.gpu_lost.enabled:
-        detectors.append(GpuLostDetector(config.gpu_lost))
-    if config.ecc_remap.enabled:
-        detectors.append(EccRemapDetector(config.ecc_remap))
-    if config.link_errors.enabled:
-        detectors.append(LinkErrorsDetector(config.link_errors))
-    if config.throttled.enabled:
-        detectors.append(ThrottledDetector(config.throttled))
-    if config.memory_leak.enabled:
-        detectors.append(MemoryLeakDetector(config.memory_leak))
-    if config.unknown_workload.enabled:
-        detectors.append(UnknownWorkloadDetector(config.unknown_workload))
-    if config.missed_checkpoint.enabled:
-        detectors.append(MissedCheckpointDetector(config.missed_checkpoint, baselines))
-    if config.storage_stall.enabled:
-        detectors.append(StorageStallDetector(config.storage_stall))
-    return tuple(detectors)
+    made: tuple[tuple[bool, Callable[[], Detector]], ...] = (
+        (config.stalled_collective.enabled, lambda: StalledCollectiveDetector(config.stalled_collective, baselines)),
+        (config.low_utilization.enabled, lambda: LowUtilizationDetector(config.low_utilization, baselines)),
+        (config.fail_slow.enabled, lambda: FailSlowDetector(config.fail_slow, paces)),
+        (config.no_progress.enabled, lambda: NoProgressDetector(config.no_progress, paces)),
+        (config.straggler.enabled, lambda: StragglerDetector(config.straggler, paces)),
+        (config.gpu_lost.enabled, lambda: GpuLostDetector(config.gpu_lost)),
+        (config.ecc_remap.enabled, lambda: EccRemapDetector(config.ecc_remap)),
+        (config.link_errors.enabled, lambda: LinkErrorsDetector(config.link_errors)),
+        (config.throttled.enabled, lambda: ThrottledDetector(config.throttled)),
+        (config.memory_leak.enabled, lambda: MemoryLeakDetector(config.memory_leak)),
+        (config.unknown_workload.enabled, lambda: UnknownWorkloadDetector(config.unknown_workload)),
+        (config.missed_checkpoint.enabled, lambda: MissedCheckpointDetector(config.missed_checkpoint, baselines)),
+        (config.storage_stall.enabled, lambda: StorageStallDetector(config.storage_stall)),
+    )
+    return tuple(make() for is_enabled, make in made if is_enabled)
