@@ -1,0 +1,484 @@
+"""missed_checkpoint: a job that wrote a checkpoint every so often does not, or writes too little, or for too long.
+
+Sees bursts of writing (`checkpoint_bursts`) in the host's disks, file systems and network, in what the job's processes
+write and in what leaves its GPUs over PCIe; takes those with a sign of the job for its checkpoints
+(`checkpoint_streams`); learns their period, or takes the one the job file declares (`checkpoint_cadence`). Then
+
+- late (warning): a quarter of the period after it was due, later where intervals vary;
+- missed (critical): a whole period after that; a warning only, while the period is not sure;
+- truncated (warning): less than half of the usual bytes, where sizes are alike;
+- long (warning): a burst goes on for three times the usual length.
+
+The clock of all this stands still while the job does, so that a stall is the finding of stalled_collective alone. A gap
+in telemetry, or a restart of the agent, loses the phase and not the period: nothing is due before a whole period after
+it. Other processes are another job. A job that is labelled inference or other is left out unless it declares training,
+and so is one of which no cadence is known: it may save on another node, or never.
+
+Cannot see: checkpoints of less than 200 MB, where the agent may not read what processes write; periods under a minute,
+whose bursts are one; a job whose writes are drowned in the traffic of others; a first checkpoint that never comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from agent.clock import Instant
+from agent.history import History
+from agent.records import GpuKey
+from classifier.config_checks import require
+from classifier.detectors import wall_s_of
+from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.channels import is_same_work
+from classifier.detectors.checkpoint_bursts import HOST_SOURCES, JOB_SOURCES, Burst, BurstConfig, BurstTracker
+from classifier.detectors.checkpoint_cadence import CadenceConfig
+from classifier.detectors.checkpoint_jobs import JobActivity, JobGpus, jobs_of, process_ids_of
+from classifier.detectors.checkpoint_state import SavedJob, saved_jobs
+from classifier.detectors.checkpoint_streams import ALL, NONE, STRONG, WEAK, Stream
+from classifier.detectors.restored import process_starts, processes_state
+from classifier.results import Assessment, CheckpointStatus, Decision
+
+#: A sign belongs to a burst from this long before its start to this long after it ...
+_SIGN_BEFORE_S: Final = 15.0
+_SIGN_AFTER_S: Final = 15.0
+#: ... and on disks to this long before: a page cache keeps what it is given for up to 30 s (dirty_expire).
+_DISK_BEFORE_S: Final = 40.0
+#: How much better another source has to be for it to be used instead.
+_SWITCH_SCORE: Final = 0.2
+#: Bursts that another source has to have before it speaks for a checkpoint.
+_WITNESS_BURSTS: Final = 3
+#: A checkpoint that takes long has the bytes of the others, about.
+_LONG_BYTES_SHARE: Final = 1.25
+#: How often sources are compared, beside each burst that ends.
+_CHOOSE_S: Final = 60.0
+#: How long a job without GPUs is remembered.
+_FORGET_S: Final = 60.0
+_NOT_TRAINING: Final = frozenset({"inference", "other"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissedCheckpointConfig:
+    """When checkpoints are late, missed, truncated or long."""
+
+    enabled: bool = True
+    #: A burst that goes on for this many times the usual length is long ...
+    long_factor: float = 3.0
+    #: ... where that is at least this much more.
+    long_seconds: float = 60.0
+    #: The least confidence in the period, 0..1, for a missed one to be critical.
+    critical_confidence: float = 0.4
+    #: A label inference or other with at least this probability leaves the job out.
+    label_probability: float = 0.8
+    #: Jobs that are watched at a time, and have series.
+    most_jobs: int = 16
+    bursts: BurstConfig = field(default_factory=BurstConfig)
+    cadence: CadenceConfig = field(default_factory=CadenceConfig)
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for values that make no sense."""
+        require(self.long_factor > 1, "long_factor", self.long_factor, "above 1")
+        require(1 <= self.most_jobs <= 64, "most_jobs", self.most_jobs, "between 1 and 64: each has series of its own")
+        is_share = 0 <= self.critical_confidence <= 1
+        require(is_share, "critical_confidence", self.critical_confidence, "a share between 0 and 1")
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is known of one job."""
+
+    job_key: str
+    activity: JobActivity
+    trackers: dict[str, BurstTracker]
+    streams: dict[str, Stream]
+    seen_s: float
+    is_named: bool = False
+    process_ids: frozenset[int] | None = None
+    processes_by_gpu: dict[GpuKey, frozenset[int]] = field(default_factory=dict)
+    starts: dict[int, float] = field(default_factory=dict)
+    #: The clock when the burst that goes on began, by source.
+    open_clocks: dict[str, float] = field(default_factory=dict)
+    gaps: int = 0
+    source_gaps: dict[str, int] = field(default_factory=dict)
+    chosen: str | None = None
+    chosen_s: float = float("-inf")  # when that was decided
+    total: int = 0
+    last_wall_s: float | None = None
+    last_bytes: float | None = None
+    severity: int = 0
+    is_long: bool = False
+
+
+class MissedCheckpointDetector:
+    """Finds jobs whose checkpoints are late, missing, too small or too long."""
+
+    anomalies: tuple[str, ...] = ("missed_checkpoint",)
+    learner = "checkpoint_cadence"
+
+    def __init__(self, config: MissedCheckpointConfig, baselines: PowerBaselines) -> None:
+        self._config = config
+        self._baselines = baselines
+        self._host = {source: BurstTracker(config.bursts, source) for source in HOST_SOURCES}
+        self._jobs: dict[str, _Job] = {}
+        self._saved: dict[str, SavedJob] = {}
+        self._now: Instant | None = None
+
+    @property
+    def checkpoints(self) -> tuple[CheckpointStatus, ...]:
+        """What is known of the checkpoints of each job with a cadence, as of the last call of `assess`."""
+        return tuple(self._status(job) for job in self._jobs.values() if job.chosen is not None)
+
+    def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
+        """Return one assessment for each job whose cadence is known, and whose source is read."""
+        self._now = now
+        present = jobs_of(history, self._config.most_jobs)
+        for key, gpus in present.items():
+            self._meet(key, gpus, now)
+        closed = self._read(present, history, now.monotonic_s)
+        self._attribute(closed, now)
+        assessments = [assessment for key in self._jobs.keys() - present.keys() if (assessment := self._leave(key))]
+        for key, gpus in present.items():
+            job = self._jobs[key]
+            if closed or now.monotonic_s - job.chosen_s >= _CHOOSE_S:
+                job.chosen_s = now.monotonic_s
+                self._choose(job)
+            if self._is_not_training(gpus, decisions):
+                job.severity = 0
+                continue
+            found = self._judge(job, now)
+            if found is not None:
+                job.severity = found.severity
+                assessments.append(found)
+        return tuple(assessments)
+
+    def learned(self, now: Instant) -> Mapping[str, object]:
+        """Return the cadence of each job, with the processes it holds for."""
+        jobs: dict[str, object] = {key: saved.state for key, saved in self._saved.items()}
+        for job in self._jobs.values():
+            if job.chosen is None:
+                continue
+            stream = job.streams[job.chosen]
+            jobs[job.job_key] = {
+                "seen": now.wall_s,
+                "processes": processes_state(job.starts, now),
+                "source": job.chosen,
+                "intervals": list(stream.cadence.intervals),
+                "sizes": list(stream.sizes),
+                "lengths": list(stream.lengths),
+                "total": job.total,
+                "last": job.last_wall_s,
+                "last_bytes": job.last_bytes,
+            }
+        return {"jobs": jobs}
+
+    def restore(self, state: Mapping[str, object], now: Instant) -> None:
+        """Take back what `learned` returned; each cadence waits for its job's processes to show."""
+        self._saved = saved_jobs(state, now, self._config.most_jobs)
+
+    def _meet(self, key: str, gpus: JobGpus, now: Instant) -> None:
+        """Begin to watch a job, or begin anew where its processes are others."""
+        job = self._jobs.get(key)
+        present = process_ids_of(gpus.gpus)
+        by_gpu = {
+            gpu.key: frozenset(process.pid for process in gpu.processes)
+            for gpu in gpus.gpus
+            if gpu.processes
+        }  # fmt: skip
+        if job is not None and self._is_other_work(job, present, by_gpu, is_named=gpus.is_named):
+            before, job = job, None
+            self._jobs[key] = job = self._new(key, now)
+            # A counter does not fall: the job_key is the same.
+            job.total, job.severity = before.total, before.severity
+        elif job is None:
+            job = self._jobs[key] = self._new(key, now)
+        job.seen_s, job.is_named = now.monotonic_s, gpus.is_named
+        if present:
+            job.process_ids = present
+            job.processes_by_gpu = by_gpu
+        if not job.starts.keys() >= (present or frozenset()):
+            job.starts = {pid: start_s for gpu in gpus.gpus for pid, start_s in process_starts(gpu).items()}
+        for stream in job.streams.values():
+            stream.cadence.declared_s = gpus.declared_interval_s
+        if self._saved:
+            self._take_saved(job, now)
+
+    @staticmethod
+    def _is_other_work(
+        job: _Job, present: frozenset[int] | None, by_gpu: Mapping[GpuKey, frozenset[int]], *, is_named: bool
+    ) -> bool:
+        if not is_same_work(job.process_ids, present or None):
+            return True
+        if is_named:
+            return False
+        # Of a user, or nobody: one of several runs may have ended and another begun.
+        return any(ids.isdisjoint(job.processes_by_gpu.get(gpu, ids)) for gpu, ids in by_gpu.items())
+
+    def _new(self, key: str, now: Instant) -> _Job:
+        return _Job(
+            job_key=key,
+            activity=JobActivity(),
+            trackers={source: BurstTracker(self._config.bursts, source) for source in JOB_SOURCES},
+            streams={
+                **{source: Stream.of(source, self._config.cadence) for source in (*JOB_SOURCES, *HOST_SOURCES)},
+                **{source + ALL: Stream.of(source, self._config.cadence, takes_all=True) for source in HOST_SOURCES},
+            },
+            source_gaps={source: self._host[source].gaps for source in HOST_SOURCES},
+            seen_s=now.monotonic_s,
+        )
+
+    def _take_saved(self, job: _Job, now: Instant) -> None:
+        saved = self._saved.get(job.job_key)
+        if now.monotonic_s > next(iter(self._saved.values())).until_s:
+            self._saved.clear()
+        elif saved is not None and job.process_ids:
+            starts = {pid: wall_s_of(start_s, now) for pid, start_s in job.starts.items()}
+            if saved.is_of(starts, is_named=job.is_named):
+                del self._saved[job.job_key]
+                saved.give(job.streams[saved.source], job.activity.clock_s)
+                job.total, job.last_wall_s, job.last_bytes = saved.total, saved.last_wall_s, saved.last_bytes
+            elif starts:
+                del self._saved[job.job_key]
+
+    def _leave(self, key: str) -> Assessment | None:
+        """Forget a job that has no GPUs any more; what was wrong with it is over."""
+        job = self._jobs[key]
+        if self._now is not None and self._now.monotonic_s - job.seen_s <= _FORGET_S:
+            return None
+        del self._jobs[key]
+        return Assessment(anomaly="missed_checkpoint", scope="job", severity=0, job_key=key) if job.severity else None
+
+    def _read(self, present: Mapping[str, JobGpus], history: History, now_s: float) -> list[tuple[Burst, _Job | None]]:
+        """Advance clocks and trackers; return the bursts that are over, with the job whose own source it was."""
+        closed: list[tuple[Burst, _Job | None]] = []
+        for source, tracker in self._host.items():
+            burst = tracker.read((history.host,), HOST_SOURCES[source], now_s)
+            if burst is not None:
+                closed.append((burst, None))
+        for key, gpus in present.items():
+            job = self._jobs[key]
+            for source, tracker in job.trackers.items():
+                burst = tracker.read(gpus.gpus, JOB_SOURCES[source], now_s)
+                if burst is not None:
+                    closed.append((burst, job))
+            trackers = (*self._host.values(), *job.trackers.values())
+            is_writing = any(tracker.is_rising for tracker in trackers)
+            job.activity.advance(gpus.gpus, self._baselines, now_s, is_writing=is_writing)
+            over = {burst.source for burst, owner in closed if owner is None or owner is job}
+            for tracker in trackers:
+                self._note_open(job, tracker, is_over=tracker.source in over)
+        return closed
+
+    @staticmethod
+    def _note_open(job: _Job, tracker: BurstTracker, *, is_over: bool) -> None:
+        """Note the clock when a burst begins, and whatever makes a burst go unseen."""
+        if tracker.is_rising:
+            job.open_clocks.setdefault(tracker.source, job.activity.before_s)
+        elif not is_over:
+            job.open_clocks.pop(tracker.source, None)
+        gaps = tracker.gaps + job.activity.gaps
+        if job.source_gaps.get(tracker.source, 0) != gaps:
+            job.source_gaps[tracker.source] = gaps
+            for stream in job.streams.values():
+                if stream.source == tracker.source:
+                    stream.cadence.lose_phase(job.activity.clock_s)
+
+    def _attribute(self, closed: Sequence[tuple[Burst, _Job | None]], now: Instant) -> None:
+        """Offer each burst to the jobs whose it may be."""
+        # A job's own first: they are the signs of the others.
+        for burst, owner in sorted(closed, key=lambda pair: pair[1] is None):
+            jobs = list(self._jobs.values()) if owner is None else [owner]
+            signs = {job.job_key: STRONG if owner is job else self._sign(job, burst) for job in jobs}
+            is_claimed = STRONG in signs.values()
+            for job in jobs:
+                clock_s = job.open_clocks.pop(burst.source, None)
+                sign = signs[job.job_key]
+                # What another job's processes or GPUs moved is not this one's, whether or not it paused.
+                if clock_s is None or burst.is_cut or (is_claimed and sign != STRONG):
+                    continue
+                names = (burst.source,) if owner is not None or len(jobs) > 1 else (burst.source, burst.source + ALL)
+                for name in names:
+                    if job.streams[name].offer(burst, clock_s, sign) and job.chosen == name:
+                        self._count(job, job.streams[name], now)
+
+    @staticmethod
+    def _count(job: _Job, stream: Stream, now: Instant) -> None:
+        if stream.last is None:
+            return
+        job.total += 1
+        job.last_wall_s = wall_s_of(stream.last.end_s, now)
+        job.last_bytes = stream.last.written_bytes
+
+    def _sign(self, job: _Job, burst: Burst) -> str:
+        """Return the sign that a burst of the host bears of this job."""
+        before_s = burst.start_s - (_DISK_BEFORE_S if burst.source == "disk" else _SIGN_BEFORE_S)
+        after_s = burst.start_s + _SIGN_AFTER_S
+        for tracker in job.trackers.values():
+            last = job.streams[tracker.source].last
+            starts = (tracker.open_since_s, None if last is None else last.start_s)
+            if any(start_s is not None and before_s <= start_s <= after_s for start_s in starts):
+                return STRONG
+        return WEAK if job.activity.dipped(before_s, after_s) else NONE
+
+    def _choose(self, job: _Job) -> None:
+        """Use the source whose cadence is surest; stay with the one in use while that is about as good."""
+        if all(stream.cadence.period_s is None for stream in job.streams.values()):
+            job.chosen = None
+            return
+        known = {
+            source: stream.score
+            for source, stream in job.streams.items()
+            if stream.cadence.is_armed and stream.is_trusted(self._chance(job, stream.source))
+        }
+        best = max(known, key=lambda source: known[source], default=None)
+        if job.chosen in known and best is not None and known[best] <= known[job.chosen] + _SWITCH_SCORE:
+            return
+        job.chosen = best
+        if best is not None and self._now is not None and job.streams[best].count > job.total:
+            job.total = job.streams[best].count - 1
+            self._count(job, job.streams[best], self._now)
+
+    def _chance(self, job: _Job, source: str) -> float:
+        if source in JOB_SOURCES or self._now is None:
+            return 0.0
+        before_s = _DISK_BEFORE_S if source == "disk" else _SIGN_BEFORE_S
+        return job.activity.dip_chance(_SIGN_AFTER_S, before_s, self._now.monotonic_s)
+
+    def _is_not_training(self, gpus: JobGpus, decisions: Mapping[GpuKey, Decision]) -> bool:
+        if gpus.declared_class is not None:
+            return gpus.declared_class in _NOT_TRAINING
+        others = 0
+        for gpu in gpus.gpus:
+            decision = decisions.get(gpu.key)
+            if decision is not None and decision.workload in _NOT_TRAINING and decision.probabilities is not None:
+                others += decision.probabilities[decision.workload] >= self._config.label_probability
+        return others * 2 > len(gpus.gpus)
+
+    def _judge(self, job: _Job, now: Instant) -> Assessment | None:
+        if job.chosen is None:
+            return None
+        stream = job.streams[job.chosen]
+        tracker = self._tracker(job, stream.source)
+        cadence, clock_s = stream.cadence, job.activity.clock_s
+        deadline_s, period_s = cadence.deadline_s, cadence.period_s
+        if deadline_s is None or period_s is None or tracker.seen_s is None:
+            return None
+        if now.monotonic_s - tracker.seen_s > self._config.bursts.gap_seconds:
+            return None
+        variant, severity = "none", 0
+        if self._is_long(job, stream, tracker):
+            variant, severity = "long", 2
+        elif clock_s > deadline_s and not self._is_written(job, stream):
+            if stream.is_smallness_due():
+                stream.call_truncated()
+            else:
+                is_missed = clock_s > deadline_s + period_s
+                is_sure = cadence.confidence >= self._config.critical_confidence
+                variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
+        if not severity and stream.truncated is not None:
+            variant, severity = "truncated", 2
+        if severity and severity < 3 and self._is_in_progress(job, stream) and variant in {"late", "missed"}:
+            # What is being written now may be it: nothing new is said until that is over.
+            severity = min(severity, job.severity)
+        return self._assessment(job, stream, now, variant if severity else "none", severity)
+
+    def _tracker(self, job: _Job, source: str) -> BurstTracker:
+        return job.trackers[source] if source in job.trackers else self._host[source]
+
+    def _is_in_progress(self, job: _Job, stream: Stream) -> bool:
+        return stream.source in job.open_clocks and self._tracker(job, stream.source).open_since_s is not None
+
+    def _is_long(self, job: _Job, stream: Stream, tracker: BurstTracker) -> bool:
+        usual_s, since_s = stream.usual_seconds, tracker.open_since_s
+        if usual_s is None or since_s is None or not self._is_in_progress(job, stream):
+            return False
+        usual_bytes, clock_s = stream.usual_bytes or 0.0, job.open_clocks[stream.source]
+        if tracker.open_bytes > _LONG_BYTES_SHARE * usual_bytes or not stream.cadence.is_due(clock_s):
+            return False  # somebody else writes as well
+        # The last reading that belongs to it counts, not the time in which it may have ended.
+        length_s = tracker.open_end_s - since_s
+        return length_s > self._config.long_factor * usual_s and length_s > usual_s + self._config.long_seconds
+
+    def _is_written(self, job: _Job, stream: Stream) -> bool:
+        """Return whether another source of the job shows the checkpoint that is due."""
+        expected_s = stream.cadence.expected_s
+        return expected_s is not None and any(
+            other.last_clock_s is not None
+            and other.last_clock_s >= expected_s - stream.cadence.tolerance_s
+            and other.count >= _WITNESS_BURSTS
+            and other.is_trusted(self._chance(job, other.source))
+            for other in job.streams.values()
+            if other is not stream
+        )
+
+    def _status(self, job: _Job) -> CheckpointStatus:
+        stream = job.streams[job.chosen or ""]
+        deadline_s = stream.cadence.deadline_s
+        wall_s = None if self._now is None or deadline_s is None else self._now.wall_s
+        return CheckpointStatus(
+            job_key=job.job_key,
+            last_wall_s=job.last_wall_s,
+            deadline_wall_s=(
+                None if wall_s is None or deadline_s is None else wall_s + deadline_s - job.activity.clock_s
+            ),
+            interval_s=stream.cadence.period_s,
+            last_size_bytes=job.last_bytes,
+            total=job.total,
+        )
+
+    def _assessment(self, job: _Job, stream: Stream, now: Instant, variant: str, severity: int) -> Assessment:
+        if not severity:
+            return Assessment(anomaly="missed_checkpoint", scope="job", severity=0, job_key=job.job_key)
+        cadence, tracker = stream.cadence, self._tracker(job, stream.source)
+        ago_s = max(0.0, job.activity.clock_s - (cadence.expected_s or job.activity.clock_s))
+        if variant == "long" and tracker.open_since_s is not None:
+            ago_s = now.monotonic_s - tracker.open_since_s
+        elif variant == "truncated" and stream.truncated is not None:
+            ago_s = now.monotonic_s - stream.truncated.start_s
+        written = stream.truncated.written_bytes if stream.truncated is not None and variant == "truncated" else None
+        evidence = {
+            "variant": variant,
+            "source": stream.source,
+            "interval_seconds": cadence.period_s,
+            "interval_source": "learned" if cadence.declared_s is None else "declared",
+            "confidence_ratio": cadence.confidence,
+            "overdue_seconds": ago_s if variant in {"late", "missed"} else None,
+            "tolerance_seconds": cadence.tolerance_s,
+            "checkpoints": float(job.total),
+            "seconds_since_last": None if job.last_wall_s is None else now.wall_s - job.last_wall_s,
+            "written_bytes": written,
+            "usual_bytes": stream.usual_bytes,
+            "usual_seconds": stream.usual_seconds,
+        }
+        return Assessment(
+            anomaly="missed_checkpoint",
+            scope="job",
+            severity=severity,
+            job_key=job.job_key,
+            since_monotonic_s=now.monotonic_s - ago_s,
+            since_wall_s=now.wall_s - ago_s,
+            evidence=evidence,
+            action="contact_user",
+            summary=_sentence(variant, evidence, ago_s),
+        )
+
+
+def _sentence(variant: str, evidence: Mapping[str, float | str | None], ago_s: float) -> str:
+    every = _duration(evidence["interval_seconds"])
+    known = f"{evidence['interval_source']} interval {every}"
+    if variant == "truncated":
+        written, usual = evidence["written_bytes"], evidence["usual_bytes"]
+        return f"The last checkpoint has {_gigabytes(written)}, the ones before had {_gigabytes(usual)} ({known})."
+    if variant == "long":
+        usual = _duration(evidence["usual_seconds"])
+        return f"A checkpoint has been written for {_duration(ago_s)}; usually it takes {usual} ({known})."
+    return f"A checkpoint was due {_duration(ago_s)} ago and has not been written ({known})."
+
+
+def _gigabytes(value: float | str | None) -> str:
+    return f"{value / 1e9:.1f} GB" if isinstance(value, float) else "?"
+
+
+def _duration(value: float | str | None) -> str:
+    if not isinstance(value, float):
+        return "?"
+    return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
