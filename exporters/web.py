@@ -188,7 +188,8 @@ class WebServer:
         self._access = access
         self._host = host
         self._port = port
-        self._config = config or WebServerConfig()
+        # Two threads may be with passwords that are being checked: two more then answer in the meantime.
+        self._config = config or (WebServerConfig() if access is None else WebServerConfig(threads=4))
         self._server: Any = None  # waitress has no types; everything it gives stays in this class
         self._channels: dict[int, Any] = {}  # what the server's loop watches, by file descriptor
         self._thread: threading.Thread | None = None

@@ -42,8 +42,7 @@ _REST_S: Final = 0.2
 class WebServerConfig:
     """Limits of the web server; it is meant for a few scrapers and people, and holds no more."""
 
-    #: Requests answered at the same time; each takes milliseconds, but two may be with passwords that are checked.
-    threads: int = 4
+    threads: int = 2  #: Requests answered at the same time; each takes milliseconds.
     #: Open connections, and at most half of the files that the process may open; the last place is kept free.
     connection_limit: int = 256
     request_timeout_s: float = 5.0  #: For a request to arrive whole, from the accept or from its first byte on.

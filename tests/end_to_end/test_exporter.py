@@ -13,7 +13,18 @@ from contextlib import closing
 import bcrypt
 import pytest
 
-from tests.end_to_end.programs import Agent, Program, Prometheus, fetch, free_port, program, run_warpwatch, wait_for
+from tests.end_to_end.programs import (
+    ROOT,
+    Agent,
+    Program,
+    Prometheus,
+    fetch,
+    free_port,
+    program,
+    run_warpwatch,
+    wait_for,
+    warpwatch,
+)
 from tests.end_to_end.test_agent import script
 from tests.exporters.certificates import Authority
 from tests.nvml_emulator.emulator import Emulator
@@ -64,12 +75,12 @@ class Site:
             "basic_auth": {"username": "prometheus", "password": PASSWORD},
         }
 
-    def get(self, agent: Agent, path: str = "/metrics", password: str = PASSWORD, **more) -> tuple[int, str]:
+    def get(self, port: int, path: str = "/metrics", password: str = PASSWORD, **more) -> tuple[int, str]:
         """Return status and body, with the client's certificate unless `pair` says otherwise; status 0 for none."""
         context = self.authority.client(more.get("pair", self.client))
         credentials = base64.b64encode(f"prometheus:{password}".encode()).decode()
         try:
-            with closing(http.client.HTTPSConnection("localhost", agent.port, timeout=5, context=context)) as client:
+            with closing(http.client.HTTPSConnection("localhost", port, timeout=5, context=context)) as client:
                 client.request("GET", path, headers={"Authorization": f"Basic {credentials}"})
                 response = client.getresponse()
                 return response.status, response.read().decode()
@@ -85,21 +96,21 @@ def value(body: str, name: str) -> float | None:
 def test_a_prometheus_scrapes_with_tls_a_client_certificate_and_a_password(environment, tmp_path):
     site = Site(tmp_path)
     with Agent(tmp_path, config=site.config, environment=environment) as agent:
-        wait_for("ready agent", lambda: site.get(agent, "/-/ready")[0] == 200)
+        wait_for("ready agent", lambda: site.get(agent.port, "/-/ready")[0] == 200)
         target = f"127.0.0.1:{agent.port}"
         with Prometheus(tmp_path, [target], [], scrape=site.scrape) as prometheus:
             wait_for("scraped power", lambda: len(prometheus.query("warpwatch_gpu_power_watts")) == 2)
             # Neither without TLS, nor without the certificate, nor without the password.
             status, _, body = fetch(f"http://{target}/metrics")
             assert (status, b"This server speaks HTTPS" in body) == (400, True)
-            assert site.get(agent, pair=None)[0] == 0
-            assert site.get(agent, password="guessed")[0] == 401
+            assert site.get(agent.port, pair=None)[0] == 0
+            assert site.get(agent.port, password="guessed")[0] == 401
             # A file that is wrong keeps what holds, and a rule can see it.
             site.file.write_text(site.text + "tls_sever_config:\n", encoding="utf-8")
             expression = "warpwatch_config_last_reload_successful == 0"
             wait_for("fault in the metric", lambda: prometheus.query(expression))
             assert "line 8: unknown key 'tls_sever_config'; did you mean 'tls_server_config'?" in agent.log()
-            assert site.get(agent)[0] == 200
+            assert site.get(agent.port)[0] == 200
             site.file.write_text(site.text, encoding="utf-8")
             wait_for("no fault any more", lambda: not prometheus.query(expression))
             # A certificate of the next month, without a restart: the old one is not shown any more.
@@ -157,6 +168,24 @@ def test_a_node_exporter_takes_the_file_and_the_file_goes_with_the_agent(environ
             assert abs(time.time() - (value(taken, "node_textfile_mtime_seconds") or 0)) < 60
         assert list(folder.iterdir()) == []
         assert "warpwatch_gpu" not in page()
+
+
+def test_a_replay_that_listens_serves_by_the_table_too(tmp_path):
+    site = Site(tmp_path)
+    port = free_port()
+    config = tmp_path / "replay.toml"
+    config.write_text(site.config + 'host = "full"\nowner_user = true\ndcgm = true\n', encoding="utf-8")
+    trace = ROOT / "fixtures" / "traces" / "constructed_mig_and_health.jsonl"
+    command = [warpwatch(), "replay", str(trace), "--fast", "--config", str(config), "--listen", f"127.0.0.1:{port}"]
+    with Program("replay", command, tmp_path) as replay:
+        wait_for("page", lambda: "warpwatch_gpu_power_watts{" in site.get(port)[1])
+        _, body = site.get(port)
+        assert site.get(port, password="guessed")[0] == 401
+        assert f"https://127.0.0.1:{port}/" in replay.log()
+    assert ',owner_user="' in body
+    assert "warpwatch_replay 1\n" in body
+    # Rules that others wrote for DCGM's names would take a replay for what is.
+    assert "DCGM_FI" not in body
 
 
 def test_dcgms_names_beside_ours(environment, tmp_path):
