@@ -20,6 +20,7 @@ from agent.records import Tick
 from classifier import model
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.registry import DetectorsConfig, build_detectors
+from classifier.detectors.step_pace import StepPaces
 from classifier.labeller import Labeller, LabellerConfig
 from classifier.results import Decision
 from tests.detector_bench.sensors import WALL_S, Seen, SlowRecords
@@ -123,12 +124,13 @@ def play(seen: Seen, labels: str = "unknown", config: DetectorsConfig | None = N
 
 def new_pipeline(seen: Seen, labels: str, config: DetectorsConfig) -> Pipeline:
     """Return the pipeline of a live node with the labels of the bench."""
-    baselines = PowerBaselines(config.baseline)
+    baselines, paces = PowerBaselines(config.baseline), StepPaces(config.step_pace)
     labeller = SlowLabels() if labels == "real" else NoLabels()
     return Pipeline(
         labeller=labeller,
-        detectors=build_detectors(config, baselines),
+        detectors=build_detectors(config, baselines, paces),
         baselines=baselines,
+        paces=paces,
         sample_interval_s=float(seen.profile.interval_s),
         facts_hold=seen.profile.name == "nvidia_smi",
         replay=True,

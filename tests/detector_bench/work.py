@@ -130,6 +130,7 @@ class Job:
         fine += self.rng.normal(0, spec.spread * np.sqrt(0.1 / spec.step_s), fine.size) * 0.5
         phase = np.concatenate(([self.rng.random()], np.maximum(fine, 1e-6))).cumsum()
         lost = 1.0 - 1.0 / np.broadcast_to(np.asarray(pace, dtype=float), (count,))
+        whole = 1.0 / (longer * np.broadcast_to(np.asarray(pace, dtype=float), (count,)))  # pace of steps
         for rank, gpu in enumerate(self.gpus):
             own = compute * (slow or {}).get(gpu, 1.0) / longer
             own_gap = gap / longer
@@ -141,12 +142,11 @@ class Job:
             fine_own = np.repeat(own_cells, 10)
             working = _share(phase, 0.0, fine_own)
             pausing = _share(phase, 1.0 - np.repeat(gap_cells, 10), 1.0)
-            self._set(gpu, cells, working.reshape(-1, 10).mean(1), pausing.reshape(-1, 10).mean(1), rank)
+            self._set(gpu, cells, working.reshape(-1, 10).mean(1), pausing.reshape(-1, 10).mean(1), rank, whole)
             usual = working.reshape(-1, 10).mean(1, keepdims=True)
             node.shape[gpu, cells.start * 10 : cells.stop * 10] = (
                 (0.1 + working.reshape(-1, 10)) / (0.1 + usual)
             ).reshape(-1)
-        whole = 1.0 / (longer * np.broadcast_to(np.asarray(pace, dtype=float), (count,)))
         rough = np.exp(self.rng.normal(0, 0.1, count)) * whole
         node.host["infiniband_transmit"][cells] += spec.infiniband * rough
         node.host["infiniband_receive"][cells] += spec.infiniband * rough
@@ -158,7 +158,9 @@ class Job:
         node.cpu[list(self.gpus), ticks] = spec.cpu * self.rng.normal(1, 0.05, (len(self.gpus), 1))
         node.process_read[list(self.gpus), ticks] = spec.read / len(self.gpus)
 
-    def _set(self, gpu: int, cells: slice, working: np.ndarray, pausing: np.ndarray, rank: int) -> None:
+    def _set(
+        self, gpu: int, cells: slice, working: np.ndarray, pausing: np.ndarray, rank: int, pace: np.ndarray
+    ) -> None:
         node, spec = self.node, self.training
         act = node.activity
         waiting = np.clip(1.0 - working - pausing, 0.0, 1.0)
@@ -172,9 +174,10 @@ class Job:
         act["tensor"][gpu, cells] = np.clip(spec.tensor * level, 0, 0.9)
         act["dram"][gpu, cells] = np.clip(spec.dram * level, 0, 0.9)
         for way in ("nvlink_tx", "nvlink_rx"):
-            moved = spec.nvlink * level if len(self.gpus) > 1 else 0.0
+            # Every rank moves the same in a step, however long it computes.
+            moved = spec.nvlink * pace * self.rng.normal(1.0, 0.02, pace.size) if len(self.gpus) > 1 else 0.0
             act[way][gpu, cells] = moved * (self.node.board.nvlink_bytes_per_second > 0)
-        moved = self.rng.lognormal(np.log(5e7), 0.3, working.size) * level
+        moved = self.rng.lognormal(np.log(5e7), 0.3, working.size) * pace
         act["pcie_rx"][gpu, cells] = moved
         act["pcie_tx"][gpu, cells] = 0.4 * moved
         act["memory"][gpu, cells] = spec.memory
