@@ -91,10 +91,11 @@ class StorageStallDetector:
         if look is None:
             self._since = None
             return ()
-        if self._seen_s is not None and now.monotonic_s - self._seen_s > _STALE_S:
+        elapsed_s = 0.0 if self._seen_s is None else now.monotonic_s - self._seen_s
+        if elapsed_s > _STALE_S:
             self._since = None  # nobody knows what was between
         self._seen_s = now.monotonic_s
-        reason = self._reason_of(look, now, history.host)
+        reason = self._reason_of(look, elapsed_s, is_unseen=self._moves_unseen(now, history.host))
         if reason is not None:
             self._reason, self._shown_s = reason, now.monotonic_s
             self._since = self._since or now
@@ -152,16 +153,16 @@ class StorageStallDetector:
         self._timeouts = known
         return total, mount
 
-    def _reason_of(self, look: _Look, now: Instant, host: HostHistory) -> str | None:
+    def _reason_of(self, look: _Look, elapsed_s: float, *, is_unseen: bool) -> str | None:
         config = self._config
         is_blocked = look.blocked is not None and look.blocked >= config.blocked_tasks
         if look.timeouts and (is_blocked or look.blocked is None):
             return "nfs_timeouts"
-        if look.written > config.still_bytes_per_second or self._moves_unseen(now, host):
+        if look.written > config.still_bytes_per_second or is_unseen:
             return None
         pages, before = look.pages_bytes, self._pages_bytes
         # Pages that become fewer went somewhere.
-        stays = pages is not None and (before is None or pages >= 0.98 * before)
+        stays = pages is not None and (before is None or before - pages <= config.still_bytes_per_second * elapsed_s)
         if is_blocked and stays and pages is not None and pages >= config.dirty_bytes:
             return "dirty_pages"
         is_full = look.full_ratio is not None and look.full_ratio >= config.pressure_ratio
