@@ -9,7 +9,7 @@ readings in a row while the GPU works; an idle GPU lowers its link to save power
 
 Severity: 3 for a port that goes down while a GPU of the host is held, a failed recovery, a critical XID; 2 for the
 rest; 1 for XIDs from before the start. Scope is the GPU (each instance of a divided card), and for ports the node with
-the device's name. Ports that were never active are not in use and not judged.
+the device's name, or "" for all ports without a finding. Ports that were never active are not in use and not judged.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class LinkErrorsDetector:
         self._restored: dict[str, dict[str, tuple[float, float]]] = {}
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
-        """Return one assessment for each GPU with counters, XIDs or limits, and for each port that was ever active."""
+        """Return one assessment for each GPU with counters, XIDs or limits, and those of ports ever active."""
         if not self._pace.is_due(now, history):
             return self._said
         assessments: list[Assessment] = []

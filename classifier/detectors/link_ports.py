@@ -12,8 +12,10 @@ from classifier.detectors.card_watch import Claim, Freshness
 from classifier.detectors.error_rate import ErrorRateConfig, ErrorRates
 from classifier.results import Assessment
 
-#: As many devices as the exporter shows bytes of; those that have a finding come first.
-MAX_DEVICES: Final = 12
+#: Devices that have an assessment of their own, for a node may have few series: those with a finding, the worst first.
+MAX_DEVICES: Final = 4
+#: A device keeps it this long after its finding, so that the finding ends.
+_SHOWN_S: Final = 3600.0
 _PORT_STALE_S: Final = 60.0
 #: Files of counters/ whose rate is compared with its past, by what a person calls them (InfiniBand specification).
 _RATES: Final = {
@@ -42,12 +44,17 @@ class PortWatch:
         self._config = config
         self._hold_s = hold_seconds
         self._ports: dict[tuple[str, int], _Port] = {}
+        self._shown_s: dict[str, float] = {}  # when a device with an assessment of its own last had a finding
         self._restored: Mapping[str, Mapping[str, tuple[float, float]]] = {}
 
     def assess(
         self, now: Instant, records: Mapping[tuple[str, int], InfinibandPort], *, has_work: bool
     ) -> list[Assessment]:
-        """Return one assessment for each device with a port that was ever active; `has_work`: a GPU is held."""
+        """Return one assessment for the node, and one for each device that has a finding or had one within the hour.
+
+        That of the node, whose device is "", stands for all other ports that were ever active; without any there is
+        none. `has_work` says that a GPU is held.
+        """
         devices: dict[str, tuple[list[Claim], dict[str, float | str | None]]] = {}
         for identity, record in records.items():
             known = self._ports.get(identity)
@@ -64,9 +71,26 @@ class PortWatch:
             evidence.update(self._evidence(known, record))
         for gone in self._ports.keys() - records.keys():
             del self._ports[gone]
-        found = [self._assessment(device, *told) for device, told in devices.items()]
-        found.sort(key=lambda one: (-one.severity, one.device or ""))
-        return found[:MAX_DEVICES]
+        if not devices:
+            return []
+        shown = self._choose({device: told[0] for device, told in devices.items()}, now)
+        others = [
+            claim._replace(text=f"{device} {claim.text}")
+            for device, (claims, _) in devices.items()
+            if device not in shown
+            for claim in claims
+        ]
+        return [_assessment("", others, {}), *(_assessment(device, *devices[device]) for device in shown)]
+
+    def _choose(self, claims: Mapping[str, list[Claim]], now: Instant) -> list[str]:
+        """Return the devices that have an assessment of their own."""
+        found = {device: _worst(told) for device, told in claims.items() if told}
+        for device in sorted(found, key=lambda device: (-found[device], device)):
+            if device in self._shown_s or len(self._shown_s) < MAX_DEVICES:
+                self._shown_s[device] = now.monotonic_s
+        for device in [one for one, time_s in self._shown_s.items() if now.monotonic_s - time_s > _SHOWN_S]:
+            del self._shown_s[device]
+        return sorted(self._shown_s.keys() & claims.keys())
 
     def learned(self) -> dict[str, dict[str, list[float]]]:
         """Return errors and seconds by port and counter."""
@@ -115,20 +139,27 @@ class PortWatch:
             **known.rates.evidence(f"{prefix}_"),
         }
 
-    def _assessment(self, device: str, claims: list[Claim], evidence: Mapping[str, float | str | None]) -> Assessment:
-        if not claims:
-            return Assessment(anomaly="link_errors", scope="node", severity=0, device=device)
-        claims = sorted(claims, key=lambda claim: -claim.severity)
-        leading = [claim for claim in claims if claim.severity == claims[0].severity]
-        since = min((claim.since for claim in leading), key=lambda since: since.monotonic_s)
-        return Assessment(
-            anomaly="link_errors",
-            scope="node",
-            severity=claims[0].severity,
-            device=device,
-            since_monotonic_s=since.monotonic_s,
-            since_wall_s=since.wall_s,
-            evidence=evidence,
-            action="look",
-            summary=f"{device}: {'; '.join(claim.text for claim in claims[:4])}.",
-        )
+
+def _worst(claims: list[Claim]) -> int:
+    return max((claim.severity for claim in claims), default=0)
+
+
+def _assessment(device: str, claims: list[Claim], evidence: Mapping[str, float | str | None]) -> Assessment:
+    """Return what the claims about one device say, or for "" about several."""
+    if not claims:
+        return Assessment(anomaly="link_errors", scope="node", severity=0, device=device)
+    severity = _worst(claims)
+    leading = [claim for claim in claims if claim.severity == severity]
+    since = min((claim.since for claim in leading), key=lambda since: since.monotonic_s)
+    told = [*leading, *(claim for claim in claims if claim.severity < severity)]
+    return Assessment(
+        anomaly="link_errors",
+        scope="node",
+        severity=severity,
+        device=device,
+        since_monotonic_s=since.monotonic_s,
+        since_wall_s=since.wall_s,
+        evidence=evidence,
+        action="look",
+        summary=f"{device or 'ports'}: {'; '.join(claim.text for claim in told[:4])}.",
+    )

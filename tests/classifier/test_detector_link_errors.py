@@ -218,25 +218,36 @@ def port(watched: Card, device: str = "mlx5_0", state: str = "active", **counter
     watched.feed(InfinibandPort, key=None, device=device, port=1, state=state, counters={"link_downed": 4} | counters)
 
 
+def devices(watched: Card) -> dict[str, int]:
+    """Return the severity by device."""
+    found = watched.assess()
+    assert {one.scope for one in found} <= {"node"}
+    return {one.device: one.severity for one in found}
+
+
 def test_a_port_that_goes_down_is_critical_while_a_gpu_is_held():
     watched = card(LinkErrorsConfig(port_hold_seconds=60, judge_seconds=0))
     watched.feed(GpuSlowSample, processes=(GpuProcess(10),))
     port(watched)
-    (found,) = watched.assess()
-    assert (found.scope, found.device, found.severity) == ("node", "mlx5_0", 0)  # 4 downs before the start
+    port(watched, "mlx5_1")
+    assert devices(watched) == {"": 0}  # 4 downs before the start
     watched.at = 5
     port(watched, state="down", link_downed=5)
-    (found,) = watched.assess()
-    assert (found.severity, found.action) == (3, "look")
+    node, found = watched.assess()
+    assert (node.device, node.severity) == ("", 0)  # all other ports
+    assert (found.scope, found.device, found.severity, found.action) == ("node", "mlx5_0", 3, "look")
     assert found.summary == "mlx5_0: port 1 is down, and was active."
     assert (found.evidence["port1_state"], found.evidence["port1_link_downed_recent"]) == ("down", 1)
     watched.at = 10
     port(watched, link_downed=5)
-    (found,) = watched.assess()
+    _, found = watched.assess()
     assert (found.severity, found.summary) == (3, "mlx5_0: port 1 lost its link.")
     watched.at = 66
     port(watched, link_downed=5)
-    assert watched.assess()[0].severity == 0
+    assert devices(watched) == {"": 0, "mlx5_0": 0}
+    watched.at = 3700
+    port(watched, link_downed=5)
+    assert devices(watched) == {"": 0}
 
 
 def test_a_port_down_disturbs_nobody_where_no_gpu_is_held():
@@ -245,7 +256,7 @@ def test_a_port_down_disturbs_nobody_where_no_gpu_is_held():
     port(watched)
     watched.assess()
     port(watched, state="down")
-    assert watched.assess()[0].severity == 2
+    assert devices(watched)["mlx5_0"] == 2
 
 
 def test_a_port_that_was_never_active_is_not_in_use():
@@ -259,17 +270,18 @@ def test_a_port_that_was_never_active_is_not_in_use():
 def test_errors_of_a_port_against_its_past_and_after_a_reset():
     watched = card()
     symbols = iter([*[3] * 60, *range(3, 200, 5)])
-
-    def tell(_: float) -> None:
+    said = []
+    for n in range(70):
+        watched.at = 30.0 * n
         port(watched, symbol_error=next(symbols))
-
-    said = watched.play(60 * 30 + 300, tell, 30)
-    assert {severity(one) for one in said[:60]} == {0}
-    assert severity(said[-1]) == 2
-    assert said[-1].evidence["port1_symbol_error_recent"] == 45
+        said.append(watched.assess())
+    assert {(one.device, one.severity) for found in said[:60] for one in found} == {("", 0)}
+    found = said[-1][-1]
+    assert (found.device, found.severity) == ("mlx5_0", 2)
+    assert found.evidence["port1_symbol_error_recent"] == 45
     watched.at += 30
     port(watched, symbol_error=0, link_downed=0)  # somebody cleared the counters
-    assert watched.assess()[0].severity == 0
+    assert devices(watched) == {"": 0, "mlx5_0": 0}
 
 
 def test_a_port_that_is_not_read_any_more_is_left_out():
@@ -280,16 +292,22 @@ def test_a_port_that_is_not_read_any_more_is_left_out():
     assert watched.assess() == ()
 
 
-def test_devices_have_a_bound_and_those_with_a_finding_come_first():
+def test_few_devices_have_their_own_and_the_node_stands_for_the_rest():
     watched = card()
     names = [f"mlx5_{n:02}" for n in range(40)]
     for name in names:
         port(watched, name)
-    watched.assess()
+    assert devices(watched) == {"": 0}
     port(watched, names[-1], state="down")
-    found = watched.assess()
-    assert len(found) == MAX_DEVICES
-    assert (found[0].device, found[0].severity) == (names[-1], 2)  # without a process list: somebody may hold the GPU
+    assert devices(watched) == {"": 0, names[-1]: 2}  # no GPU is known: nobody works
+    for name in names[:5]:
+        port(watched, name, state="init")
+    found = {one.device: one for one in watched.assess()}
+    assert len(found) == MAX_DEVICES + 1
+    assert {found[name].severity for name in (*names[:3], names[-1], "")} == {2}
+    assert found[""].summary == (
+        "ports: mlx5_03 port 1 is init, and was active; mlx5_04 port 1 is init, and was active."
+    )
 
 
 def test_between_two_looks_it_says_the_same():
@@ -297,8 +315,12 @@ def test_between_two_looks_it_says_the_same():
     watched.feed(GpuSlowSample, processes=())
     port(watched)
     watched.assess()
-    said = watched.play(25, lambda _: port(watched, state="down"))
-    assert [severity(one) for one in said] == [0, 0, 2, 2, 2]
+    said = []
+    for _ in range(5):
+        watched.at += 5
+        port(watched, state="down")
+        said.append(devices(watched).get("mlx5_0"))
+    assert said == [None, None, 2, 2, 2]
     # Another GPU is judged at once.
     watched.feed(GpuHealth, key=KEY._replace(gpu=1, uuid="GPU-1"), pcie_replays_total=0)
     assert {one.scope for one in watched.assess()} == {"gpu", "node"}
