@@ -10,6 +10,7 @@ from classifier.detectors.baseline import BaselineConfig, PowerBaselines
 from classifier.detectors.ecc_remap import EccRemapConfig, EccRemapDetector
 from classifier.detectors.fail_slow import FailSlowConfig, FailSlowDetector
 from classifier.detectors.gpu_lost import GpuLostConfig, GpuLostDetector
+from classifier.detectors.input_starved import InputStarvedConfig, InputStarvedDetector
 from classifier.detectors.link_errors import LinkErrorsConfig, LinkErrorsDetector
 from classifier.detectors.low_utilization import LowUtilizationConfig, LowUtilizationDetector
 from classifier.detectors.memory_leak import MemoryLeakConfig, MemoryLeakDetector
@@ -31,6 +32,7 @@ class DetectorsConfig:
     step_pace: StepPaceConfig = field(default_factory=StepPaceConfig)
     fail_slow: FailSlowConfig = field(default_factory=FailSlowConfig)
     no_progress: NoProgressConfig = field(default_factory=NoProgressConfig)
+    input_starved: InputStarvedConfig = field(default_factory=InputStarvedConfig)
     straggler: StragglerConfig = field(default_factory=StragglerConfig)
     low_utilization: LowUtilizationConfig = field(default_factory=LowUtilizationConfig)
     ecc_remap: EccRemapConfig = field(default_factory=EccRemapConfig)
@@ -57,6 +59,7 @@ def build_detectors(
         (config.low_utilization.enabled, lambda: LowUtilizationDetector(config.low_utilization, baselines)),
         (config.fail_slow.enabled, lambda: FailSlowDetector(config.fail_slow, paces)),
         (config.no_progress.enabled, lambda: NoProgressDetector(config.no_progress, paces)),
+        (config.input_starved.enabled, lambda: InputStarvedDetector(config.input_starved)),
         (config.straggler.enabled, lambda: StragglerDetector(config.straggler, paces)),
         (config.gpu_lost.enabled, lambda: GpuLostDetector(config.gpu_lost)),
         (config.ecc_remap.enabled, lambda: EccRemapDetector(config.ecc_remap)),
