@@ -188,8 +188,8 @@ class WebServer:
         self._access = access
         self._host = host
         self._port = port
-        # Two threads may be with passwords that are being checked: two more then answer in the meantime.
-        self._config = config or (WebServerConfig() if access is None else WebServerConfig(threads=4))
+        # Two threads may be with passwords that are being checked: one more answers in the meantime.
+        self._config = config or (WebServerConfig() if access is None else WebServerConfig(threads=3))
         self._server: Any = None  # waitress has no types; everything it gives stays in this class
         self._channels: dict[int, Any] = {}  # what the server's loop watches, by file descriptor
         self._thread: threading.Thread | None = None
