@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from agent.config import Config
 from exporters.metric_def import MetricDef
 from exporters.metrics import metric_table
-from exporters.metrics_dcgm import dcgm_metrics
 from exporters.snapshot import NodeSnapshot
 from exporters.textfile import Textfile
 from exporters.web import WebApp, WebServer, parse_listen
@@ -25,7 +24,11 @@ def export_table(config: Config, *, is_live: bool) -> tuple[MetricDef, ...]:
     of warpwatch_replay, and would call somebody.
     """
     export = config.export
-    dcgm = dcgm_metrics(socket.gethostname(), export.dcgm_hostname_label) if export.dcgm and is_live else ()
+    if not export.dcgm or not is_live:
+        return metric_table(export.host, owner_user=export.owner_user)
+    from exporters.metrics_dcgm import dcgm_metrics
+
+    dcgm = dcgm_metrics(socket.gethostname(), export.dcgm_hostname_label)
     return metric_table(export.host, owner_user=export.owner_user, dcgm=dcgm)
 
 
