@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _PR_SET_NAME: Final = 15
+#: Of glibc's malloc.h.
+_M_ARENA_MAX: Final = -8
 #: The kernel keeps 15 bytes of a name.
 _MOST_BYTES: Final = 15
 
@@ -27,3 +29,14 @@ class NamedThread(threading.Thread):
         """Name the thread and do its work."""
         name_this_thread(self.name)
         super().run()
+
+
+def share_memory() -> None:
+    """Have all threads that start from now on take memory from one arena; nothing happens without glibc.
+
+    Each would get an arena of its own from glibc, whose freed memory no other uses: 2 MB more for the agent, whose
+    threads hardly ever run at the same time.
+    """
+    change = getattr(ctypes.CDLL(None), "mallopt", None)
+    if change is not None:
+        change(_M_ARENA_MAX, 1)
