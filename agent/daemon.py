@@ -28,6 +28,7 @@ from agent.samplers.pci import ExpectedGpus
 from agent.samplers.xid import XidSampler
 from agent.schedule import Schedule
 from agent.serving import build_access, build_server, build_textfile, export_table
+from agent.threads import share_memory
 from exporters.prometheus import PrometheusPage
 from exporters.snapshot import NodeSnapshot
 
@@ -213,6 +214,7 @@ class Daemon:
 
     def start(self) -> None:
         """Open the port, then start sampling; raises FaultError where the port cannot be had."""
+        share_memory()
         self._server.start()
         self._learned.restore()
         self._samplers.start()
