@@ -98,6 +98,7 @@ class BurstTracker:
         self._base = 0.0  # the usual rate
         self._limit = float("inf")  # a rate above begins a burst
         self._start_s: float | None = None
+        self._half: tuple[float, float] | None = None  # start and bytes of the reading before, where it was above half
         self._above_s = 0.0  # end of the last reading that belongs to the burst
         self._bytes = 0.0
         self._tail_bytes = 0.0  # since `_above_s`
@@ -153,13 +154,17 @@ class BurstTracker:
             self.gaps += 1
             return self._close(is_cut=True)
         self._learn(rate)
+        is_above = rate > (self._base + self._limit) / 2
         if self._start_s is None:
-            if rate > self._limit:
-                self._start_s, self._above_s = before_s, time_s
-                self._bytes, self._tail_bytes = (rate - self._base) * span_s, 0.0
+            half, self._half = self._half, ((before_s, (rate - self._base) * span_s) if is_above else None)
+            # A short one may be cut in two by the readings: two halves above half the limit are one above it.
+            if rate > self._limit or (is_above and half is not None):
+                self._start_s, first_bytes = (before_s, 0.0) if half is None else half
+                self._above_s = time_s
+                self._bytes, self._tail_bytes = first_bytes + (rate - self._base) * span_s, 0.0
             return None
         self._tail_bytes += max(rate - self._base, 0.0) * span_s
-        if rate > (self._base + self._limit) / 2:
+        if is_above:
             self._above_s = time_s
             self._bytes += self._tail_bytes
             self._tail_bytes = 0.0
@@ -183,7 +188,7 @@ class BurstTracker:
 
     def _close(self, *, is_cut: bool = False) -> Burst | None:
         start_s, written_bytes = self._start_s, self._bytes
-        self._start_s, self._bytes, self._tail_bytes = None, 0.0, 0.0
+        self._start_s, self._half, self._bytes, self._tail_bytes = None, None, 0.0, 0.0
         if start_s is None or written_bytes < self._least_bytes:
             return None
         return Burst(

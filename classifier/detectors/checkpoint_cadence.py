@@ -54,7 +54,7 @@ class Cadence:
     """The period of one row of bursts, and where in it the job is."""
 
     def __init__(self, config: CadenceConfig, declared_s: float | None = None) -> None:
-        self._config = config
+        self.config = config
         self.declared_s = declared_s
         self.intervals: deque[float] = deque(maxlen=_INTERVALS)
         self._recent: deque[float] = deque(maxlen=_NEW_PERIOD)  # as they were, whatever the period
@@ -78,13 +78,13 @@ class Cadence:
             return 1.0
         if self._learned_s is None:
             return 0.0
-        spread_ratio = self._spread_s / self._learned_s / self._config.spread_ratio
+        spread_ratio = self._spread_s / self._learned_s / self.config.spread_ratio
         return max(0.0, 1.0 - spread_ratio) * min(1.0, len(self.intervals) / 6)
 
     @property
     def tolerance_s(self) -> float:
         """How long after its time a checkpoint is late."""
-        config, period_s = self._config, self.period_s or 0.0
+        config, period_s = self.config, self.period_s or 0.0
         tolerance_s = max(config.late_ratio * period_s, min(config.late_seconds, 0.4 * period_s))
         if len(self.intervals) >= _NEW_PERIOD:
             widest_s = max(abs(one - period_s) for one in self.intervals) if self.declared_s is None else 0.0
@@ -122,7 +122,7 @@ class Cadence:
     def add(self, clock_s: float) -> None:
         """Take a burst that began at this time."""
         last_s = self._last_s
-        if last_s is not None and clock_s - last_s < self._config.least_period_seconds:
+        if last_s is not None and clock_s - last_s < self.config.least_period_seconds:
             return
         self._last_s = clock_s
         if last_s is not None:
@@ -141,6 +141,7 @@ class Cadence:
     def lose_phase(self, clock_s: float) -> None:
         """Forget where in the period the job is: a burst may have gone unseen until now. The period stays."""
         self._anchor_s = self._last_s = None
+        self._stretch_s = 0.0
         self._base_s = clock_s if self.period_s is not None else None
         self._recent.clear()
 
@@ -170,12 +171,12 @@ class Cadence:
         recent = sorted(self._recent)
         if len(recent) == _NEW_PERIOD and self._learned_s is not None:
             middle_s = recent[1]
-            agree = recent[-1] - recent[0] <= self._config.spread_ratio * middle_s
+            agree = recent[-1] - recent[0] <= self.config.spread_ratio * middle_s
             if agree and abs(middle_s - self._learned_s) > max(self.tolerance_s, 0.2 * self._learned_s):
                 self.intervals.clear()
                 self.intervals.extend(self._recent)
                 self._anchor_s, self._stretch_s, self._learned_s = self._last_s, 0.0, None
-        least = _NEW_PERIOD if self._was_learned else self._config.least_bursts - 1
+        least = _NEW_PERIOD if self._was_learned else self.config.least_bursts - 1
         if len(self.intervals) < least:
             return
         middle_s = median(self.intervals)
@@ -183,11 +184,11 @@ class Cadence:
         period_s = median(single)
         spread_s = median([abs(one - period_s) for one in single])
         # Some may be odd, most may not: half of them in the middle would be enough for the deviation alone.
-        agreeing = sum(abs(one - period_s) <= self._config.spread_ratio * period_s for one in single)
-        whole = sum(abs(one - period_s) <= self._config.spread_ratio * period_s for one in self.intervals)
-        is_regular = spread_s < self._config.spread_ratio * period_s and agreeing >= 0.75 * len(single)
+        agreeing = sum(abs(one - period_s) <= self.config.spread_ratio * period_s for one in single)
+        whole = sum(abs(one - period_s) <= self.config.spread_ratio * period_s for one in self.intervals)
+        is_regular = spread_s < self.config.spread_ratio * period_s and agreeing >= 0.75 * len(single)
         is_regular = is_regular and whole >= least
-        if is_regular and period_s >= self._config.least_period_seconds:
+        if is_regular and period_s >= self.config.least_period_seconds:
             self._learned_s, self._spread_s, self._was_learned = period_s, spread_s, True
         else:
             self._learned_s = None

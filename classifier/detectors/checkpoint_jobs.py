@@ -37,6 +37,8 @@ _LEAST_LEVELS: Final = 12
 #: A level below the median by this many median absolute deviations, and by this share, is a dip.
 _DIP_DEVIATIONS: Final = 5.0
 _DIP_RATIO: Final = 0.04
+#: So many cores more than usual are a sign as well: a rank that saves takes 0.9 to 1.6 (simulator.checkpoints).
+_LEAST_CORES: Final = 0.3
 #: An hour of looks.
 _DIPS: Final = 720
 _HOUR_S: Final = 3600.0
@@ -95,9 +97,7 @@ class JobActivity:
         self.is_still = False
         self._seen_s: float | None = None
         self._first_s: float | None = None
-        self._levels: deque[float] = deque(maxlen=_LEVELS)
-        self._until_usual = 0
-        self._dip_below = float("-inf")
+        self._levels, self._cores = _Usual(), _Usual()
         self._dips: deque[float] = deque(maxlen=_DIPS)
 
     def advance(
@@ -106,7 +106,11 @@ class JobActivity:
         """Take what came since the last call; a job that waits while something is written goes on."""
         lookback_s = 5.0 if self._seen_s is None else now_s - self._seen_s
         level, looked_at, works = 0.0, 0, False
+        cores: float | None = None
         for gpu in gpus[:_LOOKED_AT]:
+            used = gpu.latest("process_cpu_ratio", now_s, lookback_s)
+            if used is not None:
+                cores = used if cores is None else cores + used
             utilization = _mean(gpu, "utilization_ratio", now_s, lookback_s)
             watts = _mean(gpu, "power_watts", now_s, lookback_s)
             if utilization is None and watts is None:
@@ -125,10 +129,10 @@ class JobActivity:
         self.is_still = not works
         if works or is_writing:
             self.clock_s += span_s
-        self._look(level / looked_at, now_s)
+        self._look(level / looked_at, cores, now_s)
 
     def dipped(self, from_s: float, until_s: float) -> bool:
-        """Return whether the job paused, or did less than usual, at any time between the two."""
+        """Return whether the job paused, did less than usual or took more of the CPU, at any time between the two."""
         place = bisect_left(self._dips, from_s)
         return place < len(self._dips) and self._dips[place] <= until_s
 
@@ -160,17 +164,33 @@ class JobActivity:
             return memory is None or memory > _STILL_RATIO
         return True
 
-    def _look(self, level: float, now_s: float) -> None:
+    def _look(self, level: float, cores: float | None, now_s: float) -> None:
+        is_low = self._levels.is_low(level)
+        # Serialising a checkpoint takes cores that nothing else in training does.
+        is_busy = cores is not None and self._cores.is_low(-cores, _LEAST_CORES)
+        if self.is_still or is_low or is_busy:
+            self._dips.append(now_s)
+
+
+class _Usual:
+    """What is usual in a row of levels."""
+
+    def __init__(self) -> None:
+        self._levels: deque[float] = deque(maxlen=_LEVELS)
+        self._until_next = 0
+        self._low = float("-inf")
+
+    def is_low(self, level: float, least: float = 0.0) -> bool:
+        """Take a level and return whether it is below what is usual, by `least` and by a share of it."""
         self._levels.append(level)
-        self._until_usual -= 1
-        if self._until_usual <= 0 and len(self._levels) >= _LEAST_LEVELS:
-            self._until_usual = _LEAST_LEVELS // 2
+        self._until_next -= 1
+        if self._until_next <= 0 and len(self._levels) >= _LEAST_LEVELS:
+            self._until_next = _LEAST_LEVELS // 2
             ordered = sorted(self._levels)
             usual = ordered[len(ordered) // 2]
             spread = sorted(abs(one - usual) for one in ordered)[len(ordered) // 2]
-            self._dip_below = usual - max(_DIP_DEVIATIONS * spread, _DIP_RATIO * usual)
-        if self.is_still or level < self._dip_below:
-            self._dips.append(now_s)
+            self._low = usual - max(_DIP_DEVIATIONS * spread, _DIP_RATIO * abs(usual), least)
+        return level < self._low
 
 
 def process_ids_of(gpus: Sequence[GpuHistory]) -> frozenset[int] | None:

@@ -63,6 +63,10 @@ class Stream:
     small_clock_s: float = 0.0
     truncated: Burst | None = None  # was called so, and none in full has come since
     _small_sizes: list[float] = field(default_factory=list)
+    #: Bursts that may be checkpoints, to learn from: how often the phase was lost before, clock, burst.
+    _candidates: deque[tuple[int, float, Burst]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    _losses: int = 0
+    _is_sized: bool = False  # whether sizes were alike when the period was learned
 
     @classmethod
     def of(cls, source: str, config: CadenceConfig, *, takes_all: bool = False) -> Stream:
@@ -82,17 +86,58 @@ class Stream:
             self.signs.append(sign)
         if sign == NONE and not self._counts_unsigned(clock_s, share, is_due=is_due):
             return False
+        if self.cadence.declared_s is None:
+            self._candidates.append((self._losses, clock_s, burst))
+            if self.cadence.period_s is None:
+                return self._learn()
         if share < _LEAST_SHARE or (share < _TRUNCATED_SHARE and self._is_alike(self.sizes)):
             self._take_small(burst, clock_s, is_due=is_due)
             return False
+        if self._is_sized and share > _MOST_SHARE and not is_due:
+            return False  # of the same time as a pause, by chance
         self.cadence.add(clock_s)
+        self._take(burst, clock_s)
+        if self.cadence.period_s is None:
+            self._learn()
+        return True
+
+    def lose_phase(self, clock_s: float) -> None:
+        """Forget where in the period the job is: a burst may have gone unseen until now."""
+        self._losses += 1
+        self.cadence.lose_phase(clock_s)
+
+    def _take(self, burst: Burst, clock_s: float) -> None:
         self.sizes.append(burst.written_bytes)
         self.lengths.append(burst.seconds)
         self.count += 1
         self.last, self.last_clock_s = burst, clock_s
         self.small = self.truncated = None
         self._small_sizes.clear()
-        return True
+
+    def _learn(self) -> bool:
+        """Look for a period: in those bursts that are of one size, as checkpoints mostly are, else in all."""
+        sizes = [burst.written_bytes for _, _, burst in self._candidates]
+        like = [[_ALIKE[0] <= other / one <= _ALIKE[1] for other in sizes] for one in sizes]
+        best = max(like, key=sum)
+        for kept in (best, [True] * len(sizes)):
+            cadence, losses = Cadence(self.cadence.config), self._losses
+            chosen = [one for one, is_kept in zip(self._candidates, kept, strict=True) if is_kept]
+            for loss, clock_s, _ in chosen:
+                if loss != losses:
+                    cadence.lose_phase(clock_s)
+                    losses = loss
+                cadence.add(clock_s)
+            if cadence.period_s is None or losses != self._losses:
+                continue
+            self.cadence, self._is_sized = cadence, kept is best
+            self.sizes.clear()
+            self.lengths.clear()
+            before = self.count
+            for _, clock_s, burst in chosen:
+                self._take(burst, clock_s)
+            self.count = max(before, len(chosen))
+            return chosen[-1] is self._candidates[-1]
+        return False
 
     @property
     def _are_all_signed(self) -> bool:

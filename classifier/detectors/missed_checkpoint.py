@@ -280,7 +280,7 @@ class MissedCheckpointDetector:
             job.source_gaps[tracker.source] = gaps
             for stream in job.streams.values():
                 if stream.source == tracker.source:
-                    stream.cadence.lose_phase(job.activity.clock_s)
+                    stream.lose_phase(job.activity.clock_s)
 
     def _attribute(self, closed: Sequence[tuple[Burst, _Job | None]], now: Instant) -> None:
         """Offer each burst to the jobs whose it may be."""

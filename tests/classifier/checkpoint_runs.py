@@ -53,6 +53,7 @@ class Job:
     waits: np.ndarray = field(init=False)  # share in which it waits in a collective
     transmit: np.ndarray = field(init=False)  # over PCIe, B/s of each GPU
     process_written: np.ndarray | None = None
+    cores: np.ndarray | None = None  # of each rank; None where nobody may look
 
     def __post_init__(self) -> None:
         self.busy = np.ones(self.steps)
@@ -133,6 +134,8 @@ class World:
                     one.put("pcie_transmit_bytes_per_second", time_s, transmit)
                 if job.process_written is not None and place == 0:
                     one.put("process_written_bytes_per_second", time_s, float(job.process_written[step]))
+                if job.cores is not None:
+                    one.put("process_cpu_ratio", time_s, float(job.cores[step]))
         for name in self.channels:
             self.history.host.put(f"{name}_bytes_per_second", time_s, float(self.host[name][step]))
 
@@ -181,6 +184,8 @@ class Saves:
             blocking_s = float(np.clip(total / len(job.gpus) / 10e9, 0.1, 20.0))
             job.pause(start_s, start_s + blocking_s, spins=False)
             cover(job.transmit, start_s, start_s + blocking_s, total / len(job.gpus) / blocking_s)
+            if job.cores is not None:
+                cover(job.cores, start_s, start_s + 3 * length_s, 0.5)
             first_s, length_s = start_s + blocking_s + float(world.rng.uniform(0, 2)), 3 * length_s
         else:
             job.pause(start_s, start_s + length_s)
@@ -232,6 +237,8 @@ def random_world(seed: int, *, hours: float | None = None) -> tuple[World, Job, 
     rng = world.rng
     job = world.job()
     world.has_pcie = rng.random() < 0.7
+    if rng.random() < 0.85:  # the rest is hidepid
+        job.cores = rng.normal(float(rng.uniform(0.5, 6.0)), 0.05, world.steps)
     if rng.random() < 0.6:  # evaluations, without writes
         every_s, length_s = float(rng.uniform(200, 4000)), float(rng.uniform(10, 120))
         for start_s in np.arange(every_s, hours * 3600, every_s + length_s):
