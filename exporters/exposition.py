@@ -103,12 +103,18 @@ def _label_text(family: Family, values: tuple[str, ...]) -> str:
     if not names:
         return ""
     if family.leaves_out_empty:
-        names = tuple(name for name, value in zip(names, values, strict=True) if value)
-        values = tuple(filter(None, values))
-    elif MIG_LABEL in names and not values[names.index(MIG_LABEL)]:
+        return _sparse_label_text(names, values)
+    if MIG_LABEL in names and not values[names.index(MIG_LABEL)]:
         position = names.index(MIG_LABEL)
         names, values = names[:position] + names[position + 1 :], values[:position] + values[position + 1 :]
     return _template(names) % tuple(map(_escape, values))
+
+
+@lru_cache(maxsize=128)
+def _sparse_label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
+    """Return the labels that have a value; families that leave out empty ones all have the same few sets of labels."""
+    pairs = [(name, value) for name, value in zip(names, values, strict=True) if value]
+    return _template(tuple(name for name, _ in pairs)) % tuple(_escape(value) for _, value in pairs) if pairs else ""
 
 
 @lru_cache(maxsize=256)
