@@ -257,10 +257,6 @@ def _fail_slow(draw: Draw, stretch: str) -> tuple[Node, Truth]:
     job.train(40, at)
     factor = draw.rng.uniform(1.25, 2.0)
     job.train(at, node.seconds, pace=factor, stretch=stretch)
-    if stretch == "compute":
-        # The same work in a longer time: multiprocessors are as busy, the pipes and the memory less.
-        for name in ("tensor", "dram"):
-            node.activity[name][:, int(at) :] /= factor
     truth = Truth()
     # Steps show where NVLink, fast power or a period above 2.5 s tells them.
     telling = draw.profile.name != "nvidia_smi" and draw.profile.interval_s == 1 and node.board_name != "V100"

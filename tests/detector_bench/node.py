@@ -143,8 +143,10 @@ class Node:
         return slice(max(0, int(np.ceil(start_s / SLOW_S))), max(0, min(self.slow, int(np.ceil(end_s / SLOW_S)))))
 
     def paint(self, gpus: tuple[int, ...], start_s: float, end_s: float, **levels: float | np.ndarray) -> None:
-        """Set activity of `gpus` from `start_s` to `end_s`; what is not named becomes 0, memory stays."""
+        """Set activity of `gpus` from `start_s` to `end_s`; what is not named becomes 0, memory stays as it was."""
         cells = self.span(start_s, end_s)
+        if "memory" not in levels and cells.start > 0:
+            levels["memory"] = self.activity["memory"][list(gpus), cells.start - 1][:, None]
         for name in _ACTIVITY:
             if name in levels or name != "memory":
                 self.activity[name][list(gpus), cells] = levels.get(name, 0.0)

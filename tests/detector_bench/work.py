@@ -171,8 +171,10 @@ class Job:
         act["spin"][gpu, cells] = waiting
         act["waiting_sm"][gpu, cells] = 0.12 * waiting
         act["sm"][gpu, cells] = np.clip(spec.sm * level, 0, 0.97)
-        act["tensor"][gpu, cells] = np.clip(spec.tensor * level, 0, 0.9)
-        act["dram"][gpu, cells] = np.clip(spec.dram * level, 0, 0.9)
+        # Its work in a step is that of the others, however long it takes for it: what counts work shows the pace.
+        work = working / max(float(working.mean()), 1e-6) * pace * noise
+        act["tensor"][gpu, cells] = np.clip(spec.tensor * work, 0, 0.9)
+        act["dram"][gpu, cells] = np.clip(spec.dram * work, 0, 0.9)
         for way in ("nvlink_tx", "nvlink_rx"):
             # Every rank moves the same in a step, however long it computes.
             moved = spec.nvlink * pace * self.rng.normal(1.0, 0.02, pace.size) if len(self.gpus) > 1 else 0.0
