@@ -157,6 +157,8 @@ class WebAccess:
             context, names = build_context(config.tls, self._path), frozenset(config.tls.client_allowed_sans)
         if config.users and self._auth is None:
             self._auth = BasicAuth(password_checker(self._path), self._limits, self._seconds)
+        if config.users and config.tls is None:
+            log.warning("%s asks for passwords without tls_server_config: whoever is on the way reads them", self._path)
         limit, limiter = config.rate_limit, None
         if limit.interval_s:
             limiter = TokenBucket(limit.burst, limit.interval_s, self._seconds())

@@ -9,6 +9,8 @@ import stat
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from agent.config import load_config
+from agent.errors import UsageError
 from exporters.metrics import METRICS
 from exporters.textfile import Textfile
 from tests.exporters.snapshots import full_snapshot
@@ -44,6 +46,29 @@ def test_a_reader_finds_the_old_page_or_the_new_one_and_may_read_it(path, tmp_pa
     assert 'warpwatch_gpu_power_watts{gpu="7"' in path.read_text(encoding="utf-8")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        (
+            'textfile = "/a/warpwatch.txt"',
+            "textfile is '/a/warpwatch.txt'; node_exporter reads names that end in .prom",
+        ),
+        ('textfile = "warpwatch.prom"', "export.textfile is 'warpwatch.prom'; it must be an absolute path"),
+        ("textfile_period_s = 0", "textfile_period_s is 0.0; it must be from 1 to 3600"),
+        (
+            'dcgm_hostname_label = "host"',
+            "export.dcgm_hostname_label is 'host'; it must be one of 'Hostname', 'hostname'",
+        ),
+        ('web_config = "web.yml"', "export.web_config is 'web.yml'; it must be an absolute path"),
+    ],
+)
+def test_what_the_table_cannot_be_told_is_refused(tmp_path, keys, complaint):
+    file = tmp_path / "warpwatch.toml"
+    file.write_text(f"[export]\n{keys}\n", encoding="utf-8")
+    with pytest.raises(UsageError, match=re.escape(complaint)):
+        load_config(file)
 
 
 def test_it_goes_with_the_agent_and_does_not_come_again(path, tmp_path):

@@ -236,6 +236,13 @@ def test_every_page_asks_for_the_password(tmp_path):
         assert get(Authorization=RIGHT)[0] in {401, 429}
 
 
+def test_passwords_without_tls_are_warned_of(tmp_path, caplog):
+    path = tmp_path / "web.yml"
+    path.write_text(f"basic_auth_users:\n  grafana: {USERS['grafana'].decode()}\n", encoding="utf-8")
+    WebAccess(path)
+    assert caplog.messages == [f"{path} asks for passwords without tls_server_config: whoever is on the way reads them"]
+
+
 def test_headers_of_the_file_take_the_place_of_ours(tmp_path):
     headers = "    Strict-Transport-Security: max-age=60\n    Content-Security-Policy: sandbox\n"
     with serving(tmp_path, "http_server_config:\n  headers:\n" + headers) as (get, _):

@@ -273,6 +273,16 @@ def test_nonsense_instead_of_a_handshake_harms_nobody(site, sent):
         assert site.get(site.authority.client())[0] == 200
 
 
+def test_clients_that_do_not_read_hold_nobody_up(site):
+    site.serve()
+    # Each asks for about 2 MB and reads nothing: more of them than there are threads.
+    for _ in range(8):
+        client = site.dial(site.authority.client())
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 20)
+    assert site.get(site.authority.client())[0] == 200
+    assert site.get(site.authority.client(), "/-/healthy") == (200, b"ok\n")
+
+
 def test_requests_over_the_limits_are_refused_through_tls(site):
     site.serve()
     client = site.dial(site.authority.client())
