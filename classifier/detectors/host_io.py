@@ -9,6 +9,9 @@ cannot be read (Lustre or Ceph without the privilege, GPFS, BeeGFS, the NFS volu
 network interfaces, or, where the host has InfiniBand, RoCE or EFA ports, perhaps on those alone. They belong to the
 wait only while no other GPU of the host works: else the ports say nothing, and the host's I/O is not seen.
 
+The places are those of `checkpoint_bursts`, which finds checkpoints over hours, in readings of 5 s; here every second
+of one wait counts, reads and dirty pages as well, and what was there before the wait is what is usual.
+
 CPU time is no activity: a rank that spins in a collective burns a core
 or more as well, and so does the one that hangs.
 """
@@ -25,11 +28,14 @@ from numpy.typing import NDArray
 from agent.history import Array, GpuHistory, History, HostHistory, Series
 from agent.records import GpuKey
 from classifier.config_checks import require
+from classifier.detectors.checkpoint_bursts import HOST_SOURCES, JOB_SOURCES
 
 #: Both have to be measured before silence means anything: checkpoints go to disks or over the network.
-_REQUIRED: Final = ("disk_written_bytes_per_second", "network_transmit_bytes_per_second")
+_REQUIRED: Final = (HOST_SOURCES["disk"], HOST_SOURCES["network"])
 _READS: Final = ("disk_read_bytes_per_second", "network_receive_bytes_per_second")
-_FILESYSTEM_WRITTEN: Final = "filesystem_written_bytes_per_second"
+_FILESYSTEM_WRITTEN: Final = HOST_SOURCES["filesystem"]
+#: GPUs that write by themselves: where that goes through no block device that is counted.
+_DIRECT: Final = HOST_SOURCES["gpu_direct_storage"]
 _FILESYSTEM_READ: Final = "filesystem_read_bytes_per_second"
 #: The ports that carry collectives, and storage as well: InfiniBand, RoCE, EFA.
 _FABRIC: Final = ("infiniband_transmit_bytes_per_second", "infiniband_receive_bytes_per_second")
@@ -38,9 +44,9 @@ _BY_TCP: Final = frozenset({"fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.mou
 #: File systems whose bytes pass by everything that is counted: through the hypervisor's memory, or through interfaces
 #: that their client keeps for itself.
 _PAST_ALL: Final = frozenset({"virtiofs", "9p", "wekafs"})
-_PROCESS: Final = ("process_written_bytes_per_second", "process_read_bytes_per_second")
+_PROCESS: Final = (JOB_SOURCES["process"], "process_read_bytes_per_second")
 #: Rates of the slow tick: each reading is a mean over the 5 s before it.
-_SLOW: Final = frozenset({_FILESYSTEM_WRITTEN, _FILESYSTEM_READ, *_PROCESS})
+_SLOW: Final = frozenset({_FILESYSTEM_WRITTEN, _FILESYSTEM_READ, _DIRECT, *_PROCESS})
 #: What only data loaders move besides: less of it than before the wait is no activity.
 _LOADED: Final = frozenset({_FILESYSTEM_READ, "process_read_bytes_per_second"})
 
@@ -114,12 +120,12 @@ def observe_host_io(
     host = history.host
     active: list[float] = []
     fabric = () if others_work else _FABRIC
-    for channel in (*_REQUIRED, *_READS, _FILESYSTEM_WRITTEN, _FILESYSTEM_READ, *fabric):
+    for channel in (*_REQUIRED, *_READS, _FILESYSTEM_WRITTEN, _FILESYSTEM_READ, _DIRECT, *fabric):
         active += _active_times(config, host, channel, since_s, now_s)
     active += _page_times(config, host, since_s, now_s)
     for key in gpus:
         gpu = history.gpus[key]
-        for channel in ("pcie_transmit_bytes_per_second", "pcie_receive_bytes_per_second"):
+        for channel in (JOB_SOURCES["device_to_host"], "pcie_receive_bytes_per_second"):
             during = gpu.series(channel, now_s, max(now_s - since_s - config.pcie_settle_seconds, 0.0))
             active += during.times[during.values > config.active_bytes_per_second].tolist()
         for channel in _PROCESS:
