@@ -86,6 +86,13 @@ def driver(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def maintenance(arguments: argparse.Namespace) -> int:
+    """Start, list or end the silence of GPUs or of the node."""
+    from agent.maintenance_command import run as run_maintenance
+
+    return run_maintenance(arguments)
+
+
 def _await_release(pid: int, before: DriverState | None) -> DriverState:
     """Wait until the agent says that the driver is released; raises FaultError where it does not within the time."""
     requests = 0 if before is None else before.requests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from agent.gpu_roster import GpuRoster
 from agent.host import build_host
 from agent.importers import Trace, open_trace
 from agent.learned_state import SAVE_PERIOD_S, LearnedState
+from agent.maintenance import READ_PERIOD_S, Maintenance, MaintenanceWatch
 from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
 from agent.pod_resources.client import PodResources
 from agent.records import GpuSlowSample, GpuXids, NvswitchSxids, Tick
@@ -30,7 +31,7 @@ from agent.schedule import Schedule
 from agent.serving import build_access, build_server, build_textfile, export_table
 from agent.threads import share_memory
 from exporters.prometheus import PrometheusPage
-from exporters.snapshot import NodeSnapshot
+from exporters.snapshot import MaintenanceView, NodeSnapshot
 
 log = logging.getLogger("warpwatch")
 
@@ -146,6 +147,8 @@ class Daemon:
         learners = () if demo is not None else self._pipeline.learners
         self._learned = LearnedState(config.agent.state_directory, learners, clock, self._lock)
         self._schedule.every(SAVE_PERIOD_S, "learned state", self._learned.keep)
+        self._maintenance = MaintenanceWatch(config.agent.state_directory, clock)
+        self._schedule.every(READ_PERIOD_S, "maintenance", self._maintenance.read)
         self._access = build_access(config)
         if self._access is not None:
             self._schedule.every(WEB_CONFIG_PERIOD_S, "web configuration", self._access.refresh)
@@ -265,8 +268,26 @@ class Daemon:
             if self._access is not None and self._access.error is not None:
                 snapshot = replace(snapshot, config_reload_successful=False)
             # It is no source of records, on which it would depend whether the node is ready.
-            self._snapshot = replace(snapshot, samplers=(*snapshot.samplers, *self._learned.statuses()))
+            self._snapshot = replace(
+                snapshot,
+                samplers=(*snapshot.samplers, *self._learned.statuses()),
+                maintenance=_maintenance_views(self._maintenance.held(snapshot.built), snapshot),
+            )
         self._done_s["snapshot"] = snapshot.built.monotonic_s
+
+
+def _maintenance_views(held: Sequence[Maintenance], snapshot: NodeSnapshot) -> tuple[MaintenanceView, ...]:
+    """Return what is in maintenance, by the cards that are here."""
+    cards = [view.key for view in snapshot.gpus if view.key.gpu_i_id is None]
+    return tuple(
+        MaintenanceView(
+            keys=None if one.is_of_node else tuple(key for key in cards if one.names(key)),
+            anomalies=one.anomalies,
+            until_wall_s=one.expires_wall_s,
+            reason=one.reason,
+        )
+        for one in held
+    )
 
 
 def run_once(config: Config, clock: Clock, demo: Path | None = None) -> bytes:

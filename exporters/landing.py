@@ -14,6 +14,7 @@ from agent.vocabulary import SEVERITIES
 from classifier.results import Assessment
 from exporters.landing_health import health_lines
 from exporters.landing_host import host_section
+from exporters.landing_maintenance import maintenance_lines
 from exporters.landing_owners import owner_cell
 from exporters.landing_text import (
     NOTHING,
@@ -56,6 +57,7 @@ def render_landing(snapshot: NodeSnapshot | None, *, owner_user: bool = False) -
         ),
         _banner(snapshot),
         _state(level, sentence),
+        maintenance_lines(snapshot),
         facts,
         tag(
             "main",

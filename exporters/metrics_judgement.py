@@ -24,6 +24,7 @@ from exporters.metric_def import (
     work_views,
 )
 from exporters.metrics_checkpoints import CHECKPOINT_METRICS
+from exporters.metrics_maintenance import MAINTENANCE_METRICS
 from exporters.snapshot import GpuView, NodeSnapshot
 
 
@@ -252,5 +253,6 @@ JUDGEMENT_METRICS: Final[tuple[MetricDef, ...]] = (
     *WORKLOAD_METRICS,
     *ANOMALY_METRICS,
     *CHECKPOINT_METRICS,
+    *MAINTENANCE_METRICS,
     *MODEL_METRICS,
 )

@@ -62,6 +62,16 @@ class GpuView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceView:
+    """A time during which nobody is to be told; findings are made and shown as ever."""
+
+    keys: tuple[GpuKey, ...] | None  # whole cards; None is the node, with all of them
+    anomalies: tuple[str, ...] = ()  # those that it is confined to; empty is all
+    until_wall_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
     """The loaded model bundle."""
 
@@ -87,6 +97,7 @@ class NodeSnapshot:
     pressure: PressureSample | None = None
     sxids: tuple[NvswitchSxids, ...] = ()
     assessments: tuple[Assessment, ...] = ()
+    maintenance: tuple[MaintenanceView, ...] = ()  # the one that ends first before the others
     checkpoints: tuple[CheckpointStatus, ...] = ()  # of the jobs whose cadence is known
     #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
     finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)

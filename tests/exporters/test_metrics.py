@@ -25,6 +25,7 @@ from exporters.metric_def import MIG_LABEL, MetricDef
 from exporters.metrics import METRICS, metric_table
 from exporters.metrics_doc import render_doc
 from exporters.metrics_health import exported_xids
+from exporters.metrics_maintenance import MAINTENANCE_METRICS
 from exporters.snapshot import GpuView, NodeSnapshot
 from tests.exporters.snapshots import NOW, full_snapshot, full_view, key_of
 
@@ -58,16 +59,21 @@ def test_names_follow_the_rules():
         assert row.name.endswith("_total") == (row.kind == "counter"), row.name
         assert not row.unit or row.name.removesuffix("_total").endswith("_" + row.unit), row.name
         assert row.help.endswith("."), row.name
-        assert ("gpu" in row.labels) == ("uuid" in row.labels) == (
-            # The contract calls this one by what trains.
-            row.name.startswith("gpu_") or row.name == "training_step_seconds"
+        assert (
+            ("gpu" in row.labels)
+            == ("uuid" in row.labels)
+            == (
+                # The contract calls this one by what trains.
+                row.name.startswith("gpu_") or row.name == "training_step_seconds"
+            )
         ), row.name
 
 
 def test_every_row_has_a_series_on_a_full_node():
     snapshot = full_snapshot()
-    # No card of the full node is divided.
-    assert [row.name for row in ROWS.values() if not series_of(row, snapshot)] == ["gpu_mig_info"]
+    # No card of the full node is divided, and nothing is in maintenance.
+    without = {row.name for row in ROWS.values() if not series_of(row, snapshot)}
+    assert without == {"gpu_mig_info", *(row.name for row in MAINTENANCE_METRICS)}
 
 
 def test_health_as_the_driver_counts_it():

@@ -66,7 +66,7 @@ def test_an_alert_has_a_firing_and_a_silent_promtool_case(rule: dict) -> None:
     firing, silent = set(), set()
     for path in TEST_FILES:
         for case in loaded(path)["tests"]:
-            for check in case["alert_rule_test"]:
+            for check in case.get("alert_rule_test", ()):
                 severities = {alert["exp_labels"]["severity"] for alert in check["exp_alerts"]}
                 firing |= {(check["alertname"], severity) for severity in severities}
                 silent |= set() if severities else {check["alertname"]}
