@@ -105,7 +105,7 @@ GPU_CHANNELS: Final = (
 _THROTTLE_REASONS: Final = frozenset({"hw_slowdown", "hw_thermal", "hw_power_brake", "sw_thermal"})
 #: Channels that detectors alone read. `hw_slowed` is 1 while the power brake is active, or a hardware slowdown that is
 #: not thermal, else 0.
-DETECTOR_CHANNELS: Final = ("hw_slowed",)
+DETECTOR_CHANNELS: Final = ("hw_slowed", "descendants_cpu_ratio")
 
 #: Counters of a process, whose rate is summed over the processes of a GPU.
 _PROCESS_COUNTERS: Final = {
@@ -223,6 +223,7 @@ class ProcessRates:
             counters = known[identity] = self._counters.get(identity, {})
             totals = {channel: getattr(record, name) for name, channel in _PROCESS_COUNTERS.items()}
             if record.cpu_seconds_total is not None:
+                totals["descendants_cpu_ratio"] = record.descendants_cpu_seconds_total
                 totals["process_cpu_ratio"] = record.cpu_seconds_total + (record.descendants_cpu_seconds_total or 0.0)
             rates = {
                 channel: counters.setdefault(channel, CounterRate()).update(record.monotonic_s, total)

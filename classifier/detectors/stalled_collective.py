@@ -11,9 +11,12 @@ reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall
 - the past alone, where it is not: critical only past ten minutes and twice the longest wait that ended. So it is on a
   host with InfiniBand where Lustre is mounted, its bytes cannot be read and another job works.
 
-A label `inference` keeps it at info: idle tensor-parallel servers spin in the same kernel for hours. A GPU that waits
-after 30 s to two minutes of work is a collective_wait of severity info after a minute and never more, since the start
-of a job is full of waits that end (compilation, a first evaluation). One that waits with less work before it (after a
+While processes of the group compile (`wait_reasons`), the past alone decides as well. A label `inference` keeps it at
+info: idle tensor-parallel servers spin in the same kernel for hours; so do stopped processes (SIGSTOP, a debugger). A
+GPU that waits after 30 s to two minutes of work is a collective_wait of severity info after a minute, since the start
+of a job is full of waits that end (compilation, a first evaluation). It is critical after three minutes only where two
+GPUs and more wait, all host I/O is seen and quiet, and the CPU time of their processes is no more than spinning. One
+that waits with less work before it (after a
 restart of the agent) is left out, and so is one without a usable channel. Cannot see: a stall in which all GPUs read
 0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured and of which nothing is known:
 a file system of a mount namespace that the agent does not see, or over a fabric of which it sees no ports.
@@ -26,13 +29,14 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.clock import Instant
-from agent.history import History
+from agent.history import GpuHistory, History
 from agent.records import GpuKey
 from classifier.config_checks import require
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.restored import Pending, gpu_states, gpu_text, number
+from classifier.detectors.wait_reasons import WaitCpuConfig, are_stopped, cpu_works, only_spins
 from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
 from classifier.results import Assessment, Decision, Evidence
@@ -48,8 +52,10 @@ class StalledCollectiveConfig:
     enabled: bool = True
     #: A wait is reported as info from here on.
     suspect_seconds: float = 15.0
-    #: A wait after too little work to be armed is reported as info from here on, and never as more.
+    #: A wait after too little work to be armed is reported as info from here on ...
     early_wait_seconds: float = 60.0
+    #: ... and, where everything else that could explain it is seen not to be there, as critical from here on.
+    early_critical_seconds: float = 180.0
     #: Host I/O seen and quiet: critical after this long.
     confirm_seconds: float = 35.0
     #: The most that earlier waits or a busy odd one out can extend `confirm_seconds` to.
@@ -79,6 +85,7 @@ class StalledCollectiveConfig:
     signature: SignatureConfig = field(default_factory=SignatureConfig)
     arm: ArmConfig = field(default_factory=ArmConfig)
     host_io: HostIoConfig = field(default_factory=HostIoConfig)
+    cpu: WaitCpuConfig = field(default_factory=WaitCpuConfig)
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
@@ -87,6 +94,7 @@ class StalledCollectiveConfig:
             ("confirm_max_seconds", "confirm_seconds"),
             ("blind_critical_seconds", "blind_warning_seconds"),
             ("constant_habit_waits", "habit_waits"),
+            ("early_critical_seconds", "early_wait_seconds"),
         ):
             upper, lower = getattr(self, high), getattr(self, low)
             require(upper >= lower, high, upper, f"at least {low} ({lower})")
@@ -153,7 +161,7 @@ class StalledCollectiveDetector:
             )
             io = self._with_unseen(io, group)
             case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
-            if not group.is_armed and not case.verdict.wait:
+            if not group.is_armed and not (case.verdict.wait or case.verdict.stalled):
                 continue  # not to be judged yet
             for key in keys:
                 cases[key] = case
@@ -168,7 +176,7 @@ class StalledCollectiveDetector:
                 continue
             if found is not None:
                 stalled, wait = self._describe(now, key, found, history)
-                assessments += (stalled, wait) if found.group.is_armed else (wait,)
+                assessments += (stalled, wait) if found.group.is_armed or found.verdict.stalled else (wait,)
             elif watch.wait_since_s is None or watch.wait_armed:
                 assessments.extend(Assessment(anomaly=a, scope="gpu", severity=0, key=key) for a in self.anomalies)
         return tuple(assessments)
@@ -263,14 +271,14 @@ class StalledCollectiveDetector:
         config = self._config
         waited_s = now_s - group.since_s
         if not group.is_armed:
-            least_s = config.early_wait_seconds
-            return _Verdict(stalled=0, wait=int(waited_s >= least_s), reason="little_work", threshold_s=least_s)
-        benign = self._benign_reason(group, io, decisions)
+            return self._judge_early(now_s, group, io, decisions, history)
+        benign = self._benign_reason(now_s, group, io, decisions, history)
         if waited_s < config.suspect_seconds or benign is not None:
             is_seen = waited_s >= config.suspect_seconds
             return _Verdict(stalled=0, wait=int(is_seen), reason=benign or "short", threshold_s=config.suspect_seconds)
         past = _merge([self._watches[key].past for key in group.members])
-        works_with = self._works_with(group, history)
+        compiles = cpu_works(config.cpu, self._gpus_of(group, history), group.since_s, now_s)
+        works_with = compiles or self._works_with(group, history)
         if io.seen and io.last_active_s is None and not works_with:
             threshold_s = self._confirm_seconds(group, past)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
@@ -284,17 +292,54 @@ class StalledCollectiveDetector:
             is_active = io.last_active_s is not None and now_s - io.last_active_s < self._quiet_seconds(group, io)
             if io.seen or is_active:
                 warning_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
-            reason = "others_work" if works_with else "host_io_active" if io.seen or is_active else "host_io_not_seen"
+            reason = "host_io_active" if io.seen or is_active else "host_io_not_seen"
+            if works_with:
+                reason = "host_cpu_active" if compiles else "others_work"
             is_stalled, is_warning = waited_s > threshold_s, waited_s >= warning_s
         # Once called, a stall lasts until the wait ends: what the host writes meanwhile is not its own doing.
         is_stalled = is_stalled or any(self._watches[key].reported for key in group.members)
         wait = 0 if is_stalled else 2 if is_warning else 1
         return _Verdict(stalled=3 if is_stalled else 0, wait=wait, reason=reason, threshold_s=threshold_s)
 
-    def _benign_reason(self, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision]) -> str | None:
+    def _gpus_of(self, group: _Group, history: History) -> list[GpuHistory]:
+        return [history.gpus[key] for key in (*group.members, *group.odd)]
+
+    def _judge_early(
+        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+    ) -> _Verdict:
+        """Judge a wait after too little work to be armed."""
+        config = self._config
+        waited_s = now_s - group.since_s
+        if any(self._watches[key].reported for key in group.members) or (
+            waited_s >= config.early_critical_seconds and self._is_unexplained(now_s, group, io, decisions, history)
+        ):
+            return _Verdict(stalled=3, wait=0, reason="quiet", threshold_s=config.early_critical_seconds)
+        least_s = config.early_wait_seconds
+        return _Verdict(stalled=0, wait=int(waited_s >= least_s), reason="little_work", threshold_s=least_s)
+
+    def _is_unexplained(
+        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+    ) -> bool:
+        """Return whether all that could explain a wait is seen, and is not there."""
+        if group.working or len(group.members) + len(group.odd) < 2 or not io.seen:
+            return False
+        if io.last_active_s is not None and now_s - io.last_active_s < self._config.early_critical_seconds:
+            return False
+        if self._benign_reason(now_s, group, io, decisions, history) is not None:
+            return False
+        waiting, odd = ([history.gpus[key] for key in keys] for keys in (group.members, group.odd))
+        return only_spins(self._config.cpu, waiting, odd, now_s)
+
+    def _benign_reason(
+        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+    ) -> str | None:
         """Return why this wait stays information however long it lasts; None where it may be a stall."""
         if self._is_serving(group, decisions):
             return "inference"
+        # A debugger that looks at a stall stops processes as well.
+        is_called = any(self._watches[key].reported for key in group.members)
+        if not is_called and are_stopped(self._gpus_of(group, history), now_s):
+            return "stopped"
         is_alone = len(group.members) + len(group.odd) == 1 and len(self._watches) > 1
         if is_alone and not io.fabric_fell_silent:
             return "alone"
@@ -413,6 +458,8 @@ class StalledCollectiveDetector:
 _REASONS = {
     "little_work": "it worked too briefly before to tell a stall from a slow start",
     "short": "too short to tell",
+    "stopped": "processes of it are stopped, by a signal or a debugger",
+    "host_cpu_active": "its processes use far more CPU than before, as compilers do",
     "inference": "labelled inference, where idle servers spin",
     "alone": "no other GPU of this host waits with it",
     "others_work": "another GPU of the group still works",

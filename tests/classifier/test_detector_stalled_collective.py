@@ -1,0 +1,132 @@
+"""stalled_collective where processes are seen: stopped and compiling ranks, stalls of young jobs, and few channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from agent.clock import Instant
+from classifier.detectors.baseline import PowerBaselines
+from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
+from classifier.results import Assessment
+from tests.classifier.detector_histories import IDLES, WAITS, WORKS, Node, Script, Shown, severities
+from tests.classifier.hosted_node import HostedNode, Rank, ranked
+from tests.classifier.test_stalled_collective import first
+
+Played = list[tuple[Instant, tuple[Assessment, ...]]]
+
+
+def stall_at(stall_s: float, odd: int | None = None) -> Script:
+    def script(gpu: int, t: float) -> Shown:
+        shown = IDLES if t <= 30 else WORKS if t <= stall_s else IDLES if gpu == odd else WAITS
+        return ranked(shown, gpu)
+
+    return script
+
+
+def played(script: Script, until_s: float, **options) -> Played:
+    baselines = PowerBaselines()
+    detector = StalledCollectiveDetector(StalledCollectiveConfig(), baselines)
+    node = HostedNode((detector,), baselines, script, **({"gpus": 2} | options))
+    return list(node.play(until_s))
+
+
+def reasons(said: Played, since_s: float = 0.0) -> set[object]:
+    return {a.evidence["reason"] for now, found in said for a in found if a.severity and now.monotonic_s > since_s}
+
+
+def rank_from(start_s: float, then: Rank, gpu: int = 0) -> Callable[[int, float], Rank]:
+    return lambda one, t: then if one == gpu and t > start_s else Rank(1.0)
+
+
+def test_spinning_processes_change_nothing() -> None:
+    assert first(played(stall_at(300), 400, ranks=lambda _, __: Rank(1.0)), "stalled_collective", 3) == 340
+
+
+@pytest.mark.parametrize("odd", [None, 0], ids=["all_spin", "one_is_missing"])
+@pytest.mark.parametrize(
+    "compiling", [Rank(1.0, loader_cores=4, loaders=16), Rank(6.0)], ids=["in_children", "in_threads"]
+)
+def test_a_rank_that_compiles_while_the_others_wait_is_a_wait(odd: int | None, compiling: Rank) -> None:
+    said = played(stall_at(300, odd), 880, ranks=rank_from(300, compiling))
+    assert first(said, "collective_wait", 1) == 320
+    assert first(said, "stalled_collective", 1) is None
+    assert "host_cpu_active" in reasons(said, 330)
+    # Not for ever: what lasts longer than ten minutes and twice any earlier wait is a stall all the same.
+    later = played(stall_at(200, odd), 850, ranks=rank_from(200, compiling), interval_s=5.0)
+    assert first(later, "stalled_collective", 3) is not None
+
+
+def test_loaders_that_were_there_before_are_no_compilers() -> None:
+    said = played(stall_at(300), 400, ranks=lambda _, __: Rank(1.0, loader_cores=6, loaders=8))
+    assert first(said, "stalled_collective", 3) == 340
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_stopped_processes_make_it_information(state: str) -> None:
+    said = played(stall_at(300), 1200, ranks=rank_from(299, Rank(0.0, state=state)), interval_s=5.0)
+    assert first(said, "collective_wait", 1) is not None
+    assert first(said, "collective_wait", 2) is None
+    assert first(said, "stalled_collective", 1) is None
+    assert reasons(said, 330) == {"stopped"}
+
+
+def test_a_debugger_that_looks_at_a_stall_does_not_end_it() -> None:
+    said = dict(played(stall_at(300), 420, ranks=rank_from(370, Rank(0.0, state="t"))))
+    last = next(found for now, found in said.items() if now.monotonic_s == 420)
+    assert severities(last, "stalled_collective") == {0: 3, 1: 3}
+
+
+def test_a_stall_of_a_young_job_is_called_after_three_minutes_where_all_is_seen_to_be_quiet() -> None:
+    said = played(stall_at(100), 400)  # work from 31 to 100, waiting samples from 101
+    assert first(said, "collective_wait", 1) == 165
+    assert first(said, "stalled_collective", 3) == 285
+    assert severities(said[-1][1], "stalled_collective") == {0: 3, 1: 3}
+    assert severities(said[-1][1], "collective_wait") == {0: 0, 1: 0}
+    ended = dict(played(lambda gpu, t: ranked(WORKS, gpu) if t > 300 else stall_at(100)(gpu, t), 320))
+    last = next(found for now, found in ended.items() if now.monotonic_s == 320)
+    assert severities(last, "stalled_collective") == {0: 0, 1: 0}
+
+
+EXPLAINED = {
+    "cpu_is_not_seen": {"ranks": lambda _, __: Rank(cores=None)},
+    "a_rank_compiles": {"ranks": lambda gpu, _: Rank(1.0, loader_cores=3.0 * (gpu == 0))},
+    "host_io_is_not_seen": {"host": lambda _: None},
+    "data_are_read": {"traffic": {"filesystem_read": lambda t: 400e6 if t > 100 else 1e6}},
+    "the_missing_rank_computes": {"script": stall_at(100, 0)},
+    "one_gpu": {"gpus": 1},
+}
+
+
+@pytest.mark.parametrize("options", EXPLAINED.values(), ids=EXPLAINED)
+def test_a_wait_of_a_young_job_that_may_be_explained_stays_information(options: dict[str, object]) -> None:
+    options = {"script": stall_at(100), "interval_s": 2.5} | options
+    said = played(options.pop("script"), 700, **options)
+    assert first(said, "collective_wait", 2) is None
+    assert first(said, "stalled_collective", 1) is None
+
+
+def test_nvidia_smi_columns_every_five_seconds_find_it_in_a_minute() -> None:
+    missing = {"tensor": None, "dram": None, "sm": None, "nvlink": None, "pcie_transmit": None, "pids": None}
+    script: Script = lambda gpu, t: replace(stall_at(400)(gpu, t), **missing)  # noqa: E731
+    found = first(played(script, 600, interval_s=5.0, ranks=lambda _, __: Rank(cores=None)), "stalled_collective", 3)
+    assert found is not None
+    assert found <= 460
+
+
+@pytest.mark.parametrize("share", [24 / 132, 8 / 132, 1 / 132, 32 / 148])
+def test_a_kernel_that_holds_some_multiprocessors_waits(share: float) -> None:
+    script: Script = lambda gpu, t: replace(stall_at(300)(gpu, t), sm=share if t > 300 else 0.7)  # noqa: E731
+    assert first(played(script, 360, interval_s=2.5), "stalled_collective", 3) is not None
+
+
+def test_one_gpu_of_a_node_is_told_by_the_silence_of_its_fabric() -> None:
+    def alone(silent: bool) -> Node:
+        script: Script = lambda gpu, t: ranked(IDLES, gpu) if gpu else stall_at(400)(gpu, t)  # noqa: E731
+        fabric = {"infiniband": lambda t: 0.0 if silent and t > 400 else 5e9}
+        return played(script, 500, traffic=fabric, ranks=lambda _, __: Rank(cores=None))
+
+    assert first(alone(silent=True), "stalled_collective", 3) is not None
+    assert first(alone(silent=False), "stalled_collective", 3) is None
