@@ -145,6 +145,17 @@ class Cadence:
         self._base_s = clock_s if self.period_s is not None else None
         self._recent.clear()
 
+    def obscure(self, from_s: float, until_s: float) -> None:
+        """Take what was due between the two for written: nobody could see it behind what others wrote."""
+        period_s, expected_s = self.period_s, self.expected_s
+        if period_s is None or expected_s is None or expected_s < from_s - self.tolerance_s or expected_s > until_s:
+            return
+        skipped_s = (1 + int((until_s - expected_s) / period_s)) * period_s
+        if self._anchor_s is not None:
+            self._anchor_s += skipped_s
+        elif self._base_s is not None:
+            self._base_s += skipped_s
+
     def restore(self, intervals: Iterable[float], clock_s: float) -> None:
         """Take intervals that were learned before a restart."""
         self.intervals.extend(intervals)

@@ -133,8 +133,12 @@ class JobActivity:
 
     def dipped(self, from_s: float, until_s: float) -> bool:
         """Return whether the job paused, did less than usual or took more of the CPU, at any time between the two."""
+        return self.first_dip(from_s, until_s) is not None
+
+    def first_dip(self, from_s: float, until_s: float) -> float | None:
+        """Return the first such time."""
         place = bisect_left(self._dips, from_s)
-        return place < len(self._dips) and self._dips[place] <= until_s
+        return self._dips[place] if place < len(self._dips) and self._dips[place] <= until_s else None
 
     def dip_chance(self, before_s: float, after_s: float, now_s: float) -> float:
         """Return the share of the last hour at which `dipped` from `before_s` before to `after_s` after says yes."""

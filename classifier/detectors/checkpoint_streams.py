@@ -25,6 +25,8 @@ _LEAST_SHARE: Final = 0.3
 _TRUNCATED_SHARE: Final = 0.5
 #: ... where the others are within these shares of it.
 _ALIKE: Final = (0.7, 1.4)
+#: Where all others had a sign, one without has to be as large as they are.
+_EQUAL: Final = (0.9, 1.1)
 #: Share of the median size up to which a burst without a sign may be the one that is due.
 _MOST_SHARE: Final = 2.0
 #: Preference between sources of equal confidence: what is nearest to the job goes first.
@@ -42,6 +44,8 @@ ALL: Final = "/all"
 #: How a burst may bear the sign of a job: chance explains a pause, and hardly what its processes or GPUs move.
 STRONG: Final = "strong"
 WEAK: Final = "weak"
+#: It began without one, and the job paused later in it: others wrote as well.
+INSIDE: Final = "inside"
 NONE: Final = "none"
 
 
@@ -82,9 +86,12 @@ class Stream:
         """Take a burst that began when the job's clock showed `clock_s`; return whether it is a checkpoint."""
         is_due = self.cadence.is_due(clock_s)
         share = burst.written_bytes / median(self.sizes) if self.sizes else 1.0
-        if share >= _LEAST_SHARE and not (sign == NONE and self._are_all_signed):
-            self.signs.append(sign)
-        if sign == NONE and not self._counts_unsigned(clock_s, share, is_due=is_due):
+        is_unsigned = sign in {NONE, INSIDE}
+        if share >= _LEAST_SHARE and not (is_unsigned and self._are_all_signed):
+            self.signs.append(NONE if is_unsigned else sign)
+        if is_unsigned and not self._counts_unsigned(clock_s, share, sign, is_due=is_due):
+            if share >= _TRUNCATED_SHARE:
+                self.cadence.obscure(clock_s, clock_s + burst.seconds)
             return False
         if self.cadence.declared_s is None:
             self._candidates.append((self._losses, clock_s, burst))
@@ -143,15 +150,17 @@ class Stream:
     def _are_all_signed(self) -> bool:
         return len(self.signs) >= _LEAST_ALIKE and NONE not in self.signs
 
-    def _counts_unsigned(self, clock_s: float, share: float, *, is_due: bool) -> bool:
+    def _counts_unsigned(self, clock_s: float, share: float, sign: str, *, is_due: bool) -> bool:
         """Return whether a burst without a sign is a checkpoint: one of the usual size when one is due.
 
         Later, or out of turn, only where others had no sign either.
         """
         deadline_s = self.cadence.deadline_s
         if is_due and deadline_s is not None and clock_s <= deadline_s:
-            return _TRUNCATED_SHARE <= share <= _MOST_SHARE
-        return self.takes_all and not self._are_all_signed
+            if self._are_all_signed and sign == NONE:
+                return _EQUAL[0] <= share <= _EQUAL[1]
+            return share >= _TRUNCATED_SHARE and (share <= _MOST_SHARE or sign == INSIDE)
+        return sign == NONE and self.takes_all and not self._are_all_signed
 
     def is_trusted(self, chance: float) -> bool:
         """Return whether the bursts that count are this job's, where any burst looks so with probability `chance`."""

@@ -35,7 +35,7 @@ from classifier.detectors.checkpoint_bursts import HOST_SOURCES, JOB_SOURCES, Bu
 from classifier.detectors.checkpoint_cadence import CadenceConfig
 from classifier.detectors.checkpoint_jobs import JobActivity, JobGpus, jobs_of, process_ids_of
 from classifier.detectors.checkpoint_state import SavedJob, saved_jobs
-from classifier.detectors.checkpoint_streams import ALL, NONE, STRONG, WEAK, Stream
+from classifier.detectors.checkpoint_streams import ALL, INSIDE, NONE, STRONG, WEAK, Stream
 from classifier.detectors.restored import process_starts, processes_state
 from classifier.results import Assessment, CheckpointStatus, Decision
 
@@ -295,6 +295,10 @@ class MissedCheckpointDetector:
                 # What another job's processes or GPUs moved is not this one's, whether or not it paused.
                 if clock_s is None or burst.is_cut or (is_claimed and sign != STRONG):
                     continue
+                if sign == NONE:
+                    pause_s = job.activity.first_dip(burst.start_s, burst.end_s)
+                    if pause_s is not None:
+                        sign, clock_s = INSIDE, clock_s + pause_s - burst.start_s
                 names = (burst.source,) if owner is not None or len(jobs) > 1 else (burst.source, burst.source + ALL)
                 for name in names:
                     if job.streams[name].offer(burst, clock_s, sign) and job.chosen == name:
@@ -376,7 +380,7 @@ class MissedCheckpointDetector:
                 variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
         if not severity and stream.truncated is not None:
             variant, severity = "truncated", 2
-        if severity and severity < 3 and self._is_in_progress(job, stream) and variant in {"late", "missed"}:
+        if severity and variant in {"late", "missed"} and self._is_in_progress(job, stream):
             # What is being written now may be it: nothing new is said until that is over.
             severity = min(severity, job.severity)
         return self._assessment(job, stream, now, variant if severity else "none", severity)
