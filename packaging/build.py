@@ -75,7 +75,9 @@ def fill_environment(stage: Path, python: Path) -> str:
         raise SystemExit(f"{python} is {name}; warpwatch needs Python 3.11 or newer: name one with --python")
     home = stage / HOME
     _run(python, "-m", "venv", "--without-pip", home)
-    _run(sys.executable, "-m", "pip", "--python", home / "bin" / name, "install", "--quiet", "--no-compile", f"{ROOT}[web]")
+    # With what a web configuration needs: there is no pip to add it later.
+    install = ("install", "--quiet", "--no-compile", f"{ROOT}[web]")
+    _run(sys.executable, "-m", "pip", "--python", home / "bin" / name, *install)
     for link in ("python", "python3"):
         (home / "bin" / link).unlink()
         (home / "bin" / link).symlink_to(name)
