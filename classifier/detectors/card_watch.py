@@ -284,7 +284,8 @@ class Verdicts:
             action = more_drastic(action, claim.action)
         since = min((claim.since for claim in leading), key=lambda since: since.monotonic_s)
         told = dict(evidence)
-        told["before_start"] = float(all(claim.before_start for claim in leading))
+        if "xids" in told:
+            told["before_start"] = float(all(claim.before_start for claim in leading))
         text = "; ".join(claim.text for claim in ordered[:4])
         return [
             Assessment(

@@ -123,7 +123,7 @@ class LinkErrorsDetector:
             known = self._cards.get(card.key)
             if known is None:
                 known = self._cards[card.key] = self._card(card.key)
-            claims = xid_claims(known.watch.update(card, now))
+            claims = self._xid_claims(known, card, now)
             if known.watch.was_reset:
                 known.failed_since = None
             health_s = None if card.health is None else card.health.monotonic_s
@@ -168,6 +168,15 @@ class LinkErrorsDetector:
             known.failed = failed
         if known.rates.is_due(health.monotonic_s):
             known.rates.take(health.monotonic_s, {name: getattr(health, name) for name in _RATES}, now)
+
+    def _xid_claims(self, known: _Card, card: GpuHistory, now: Instant) -> list[Claim]:
+        """Return a claim for each XID, with what the driver asks for where the catalogue says to look."""
+        claims = xid_claims(known.watch.update(card, now))
+        asked = card.limits.recovery_action if claims and card.limits is not None else None
+        if not asked:
+            return claims
+        action = RECOVERY_ACTIONS.get(asked, "look")
+        return [one._replace(action=action) if one.severity >= 2 and one.action == "look" else one for one in claims]
 
     def _counter_claims(self, known: _Card, now: Instant) -> list[Claim]:
         claims: list[Claim] = []

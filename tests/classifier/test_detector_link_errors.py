@@ -156,6 +156,16 @@ def test_the_driver_asks_to_end_peer_to_peer_work():
     assert (watched.only().severity, watched.only().action) == (2, "reset_gpu")
 
 
+def test_where_the_catalogue_says_look_the_driver_may_know_more():
+    watched = card()
+    watched.health(**QUIET)
+    watched.xids({})
+    watched.only()
+    watched.xids({74: 1}, {74: 0.0})
+    watched.limits(recovery_action=1)
+    assert (watched.only().severity, watched.only().action) == (3, "reset_gpu")
+
+
 FULL = {"pcie_generation": 5, "pcie_generation_max": 5, "pcie_width": 16, "pcie_width_max": 16}
 
 

@@ -60,6 +60,25 @@ def override(**values: float) -> Callable[[Emulator], object]:
 
 
 EVERY_GPU = tuple(range(GPUS))
+#: How long a fault may take to become a finding: it shows, and the agent judges every 5 s.
+FOUND_S = SHOWN_S + 8.0
+
+
+def finds(anomaly: str, severity: int) -> Callable[[Mapping[str, float], Mapping[str, float]], list[str]]:
+    """Return what finds anything but a finding of this severity on GPU 1 alone."""
+
+    def problems(_before: Mapping[str, float], metrics: Mapping[str, float]) -> list[str]:
+        found = []
+        for gpu in EVERY_GPU:
+            name = re.compile(rf'warpwatch_gpu_anomaly_severity{{gpu="{gpu}",.*anomaly="{anomaly}"')
+            values = [value for series, value in metrics.items() if name.match(series)]
+            right = [severity if gpu == 1 else 0]
+            found += [] if values == right else [f"{anomaly} of GPU {gpu} is {values}, not {right}"]
+        return found
+
+    return problems
+
+
 GPM_NAMES = set(GPM)
 
 FAULTS: dict[str, Fault] = {
@@ -99,12 +118,16 @@ FAULTS: dict[str, Fault] = {
         reasons=("gpu_is_lost",),
         visible=GPUS - 1,
         restarts=True,
+        also=finds("gpu_lost", 3),
+        shown_s=FOUND_S,
     ),
     "reset required": Fault(
         begin=lambda emulator: emulator.fail(RESET_REQUIRED, gpu=1),
         state="reset_required",
         absent=CORE,
         reasons=("reset_required",),
+        also=finds("gpu_lost", 3),
+        shown_s=FOUND_S,
     ),
     "every call with an unknown error": Fault(
         begin=lambda emulator: emulator.fail(UNKNOWN, gpu=1),
