@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
 import sys
 from pathlib import Path
 
@@ -141,6 +142,13 @@ def test_the_extra_is_named_where_it_is_missing(written, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UsageError, match=r"needs PyYAML: pip install 'warpwatch\[web\]'"):
         check_web_config(path)
+
+
+def test_an_agent_without_a_web_configuration_loads_none_of_it():
+    wanted = {"yaml", "bcrypt", "exporters.web_access", "exporters.web_tls", "exporters.metrics_dcgm"}
+    code = f"import agent.daemon, sys; print(sorted({wanted!r} & set(sys.modules)))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert loaded.stdout == "[]\n"
 
 
 def test_certificates_and_keys_that_cannot_be_used_are_named(tmp_path, written):
