@@ -154,8 +154,11 @@ class StepPaces:
             yield fast
             return
         pace = self.pace(gpu.key, now_s)
+        seconds = config.slow_window_seconds
+        if gpu.series("samples", now_s, 10.0).size > 20:
+            seconds = config.fast_window_seconds  # a log that reads everything several times a second
         for channel in SLOW if pace is None or pace.channel == FAST else (pace.channel,):
-            signal = self._signal(gpu, channel, now_s, config.slow_window_seconds, 1.0)
+            signal = self._signal(gpu, channel, now_s, seconds, 1.0)
             if signal is not None:
                 yield signal
 
@@ -169,7 +172,8 @@ class StepPaces:
             return None
         gaps = np.diff(times)
         spacing_s = float(times[-1] - times[0]) / gaps.size
-        step_s = usual_step_s if spacing_s < 1.3 * usual_step_s else round(spacing_s, 1)
+        is_usual = 0.7 * usual_step_s <= spacing_s < 1.3 * usual_step_s
+        step_s = usual_step_s if is_usual else max(0.1, round(spacing_s, 1))
         if step_s > self._config.slowest_sampling_seconds:
             return None
         breaks = np.flatnonzero(gaps > _GAP_SAMPLES * step_s)
