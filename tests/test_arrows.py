@@ -20,6 +20,7 @@ COMPOSITION = {
     "agent/cli.py",
     "agent/commands.py",
     "agent/model_report.py",
+    "agent/model_store.py",
     "agent/serving.py",
 }
 #: What a module under the folder may import of this project; the longest matching folder counts.
