@@ -44,6 +44,8 @@ from classifier.results import Assessment, Decision
 
 #: Owners older than this many of their periods are not known any more.
 _OWNER_PERIODS: Final = 3.0
+#: The distance of samples is looked at anew this often, and at every call until so much was seen.
+_SETTLED_S: Final = 60.0
 #: Most of those a GPU is allocated to that are remembered over a restart.
 _JOB_KEYS: Final = 64
 
@@ -122,6 +124,8 @@ class _Run:
     still: _Stretch = field(default_factory=_Stretch)  # memory in use, no work at all
     empty: _Stretch = field(default_factory=_Stretch)  # allocated but empty
     seen_s: float | None = None
+    interval_s: float = 1.0  # usual distance of two samples ...
+    interval_until_s: float = 0.0  # ... which is looked at anew then
     excess_s: float = 0.0  # work beyond the allowed share, a leaky bucket
     work_s: float = 0.0
     process_ids: frozenset[int] | None = None
@@ -211,7 +215,7 @@ class LowUtilizationDetector:
     def _assess_gpu(self, now: Instant, gpu: GpuHistory, decision: Decision | None) -> Assessment | None:
         run = self._runs.setdefault(gpu.key, _Run())
         now_s = now.monotonic_s
-        interval_s = interval_seconds(gpu, now_s)
+        interval_s = _interval_seconds(run, gpu, now_s)
         if not is_fresh(gpu, now_s, interval_s) or gpu.state == "lost":
             return None
         max_age_s = max(15.0, 3 * interval_s)
@@ -242,8 +246,10 @@ class LowUtilizationDetector:
         if (held_bytes or 0.0) < self._config.memory_held_bytes:
             run.idle.end()
         elif is_work.size:
-            self._advance_idle(run, now, float(np.mean(is_work)), min(lookback_s, is_work.size * interval_s), seen_s)
-        if max(held_bytes or 0.0, used_bytes or 0.0) < self._config.memory_held_bytes or bool(is_active.any()):
+            self._advance_idle(
+                run, now, np.count_nonzero(is_work) / is_work.size, min(lookback_s, is_work.size * interval_s), seen_s
+            )
+        if max(held_bytes or 0.0, used_bytes or 0.0) < self._config.memory_held_bytes or np.count_nonzero(is_active):
             run.still.end()
         elif is_active.size:
             run.still.go_on(now, min(lookback_s, is_active.size * interval_s), seen_s)
@@ -254,9 +260,10 @@ class LowUtilizationDetector:
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Return for each sample since the last call whether it shows work: by activity alone, and by power as well."""
         utilization = aligned(gpu, "utilization_ratio", times, now_s, lookback_s)
-        if not np.isfinite(utilization).any():
-            utilization = aligned(gpu, "sm_active_ratio", times, now_s, lookback_s)
         known = np.isfinite(utilization)
+        if not np.count_nonzero(known):
+            utilization = aligned(gpu, "sm_active_ratio", times, now_s, lookback_s)
+            known = np.isfinite(utilization)
         is_active = utilization >= self._config.utilization_ratio
         is_work = is_active
         limit_watts = self._power_limit(gpu)
@@ -331,6 +338,15 @@ class LowUtilizationDetector:
         if idle is None or top is None:
             return None
         return idle + max(self._config.power_margin_ratio * (top - idle), 0.1 * idle)
+
+
+def _interval_seconds(run: _Run, gpu: GpuHistory, now_s: float) -> float:
+    """Return the usual distance of two samples, which changes rarely once there are some."""
+    if now_s >= run.interval_until_s:
+        run.interval_s = interval_seconds(gpu, now_s)
+        is_settled = gpu.first_s is not None and now_s - gpu.first_s >= _SETTLED_S
+        run.interval_until_s = now_s + (_SETTLED_S if is_settled else 0.0)
+    return run.interval_s
 
 
 def _held_bytes(gpu: GpuHistory, used_bytes: float | None) -> float | None:
