@@ -14,11 +14,9 @@ def head(seed: int, share: str, cases: list[Scored], took_s: float) -> list[str]
     """Return what was played, when, and on what machine."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     count = Counter(case.group for case in cases)
-    days: dict[str, float] = defaultdict(float)
-    for case in cases:
-        days[case.group] += case.gpu_days
-    healthy = {case.kind for case in cases if case.group == "healthy"}
-    faulty = {case.kind for case in cases if case.group != "healthy" and case.sought}
+    days = sum(case.gpu_days for case in cases if case.healthy)
+    healthy = {case.kind for case in cases if case.healthy}
+    faulty = {case.kind for case in cases if case.sought}
     machine = f"{os.cpu_count()} cores ({platform.machine()}, Python {platform.python_version()}, load {load})"
     when = f"{datetime.now(UTC):%Y-%m-%d}, seed {seed}, share {share}, {took_s / 60:.1f} min"
     others = f"{count['jobday']} job-days, {count['fault']} others"
@@ -28,7 +26,7 @@ def head(seed: int, share: str, cases: list[Scored], took_s: float) -> list[str]
     labelled = sum(case.labels == "real" for case in cases)
     return [
         f"{when} on {machine}, {sum(case.cpu_s for case in cases):.0f} s CPU",
-        f"{days['healthy']:.1f} GPU-days of {len(healthy)} kinds of healthy work; {faults}.",
+        f"{days:.1f} GPU-days of {len(healthy)} kinds of healthy work; {faults}.",
         f"Labels: the shipped model's once a minute in {labelled} cases, unknown throughout in the others.",
         "",
     ]

@@ -52,6 +52,7 @@ class Scored:
     board: str
     gpu_days: float
     held_out: bool = False
+    healthy: bool = False  # nothing is wrong from beginning to end
     sought: list[Sought] = field(default_factory=list)
     wrong: list[Wrong] = field(default_factory=list)
     right_incidents: dict[str, int] = field(default_factory=dict)
@@ -163,10 +164,8 @@ def figures(cases: Iterable[Scored], anomaly: str, *, tag: str | None = None) ->
     cases = list(cases)
     sought = [one for case in cases for one in case.sought if one.anomaly == anomaly and tag in (None, one.tag)]
     delays = np.array([one.delay_s for one in sought if one.found])
-    days = sum(case.gpu_days for case in cases if case.group == "healthy")
-    false = sum(
-        one.anomaly == anomaly and one.severity >= 2 for case in cases if case.group == "healthy" for one in case.wrong
-    )
+    days = sum(case.gpu_days for case in cases if case.healthy)
+    false = sum(one.anomaly == anomaly and one.severity >= 2 for case in cases if case.healthy for one in case.wrong)
     return Figures(
         anomaly=anomaly,
         sought=len(sought),
@@ -183,7 +182,7 @@ def figures(cases: Iterable[Scored], anomaly: str, *, tag: str | None = None) ->
 
 def false_criticals(cases: Iterable[Scored]) -> tuple[int, float]:
     """Return the false critical findings on healthy work, and its days of GPUs."""
-    cases = [case for case in cases if case.group == "healthy"]
+    cases = [case for case in cases if case.healthy]
     return sum(one.severity == 3 for case in cases for one in case.wrong), sum(case.gpu_days for case in cases)
 
 

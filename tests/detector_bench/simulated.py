@@ -15,14 +15,13 @@ _IDLE = ("spinning_server", "loaded_idle", "notebook", "idle", "llm_serving", "d
 
 
 def _simulate(draw: Draw, family: str) -> tuple[Node, Truth]:
-    counts = FAMILIES[family].gpu_counts
     collective = FAMILIES[family].collective
     boards = [name for name in draw.kind.boards if not (collective and name in ("L4", "L40S"))]
     board = str(draw.rng.choice(boards))
     scenario = Scenario(
         kind=family,
         board=board,
-        gpu_count=max(counts),
+        gpu_count=draw.kind.gpus[0],
         duration_s=float(draw.seconds),
         begin_s=float(draw.rng.choice([0.0, 1800.0])),
         infiniband=board in ("H100", "A100", "H200"),
@@ -66,7 +65,7 @@ def _register() -> None:
             return _simulate(draw, family)
 
         build.__name__ = f"sim_{family}"
-        kind("healthy", f"the simulator's {family}", hours=1.5)(build)
+        kind("healthy", f"the simulator's {family}", hours=1.5, gpus=(max(FAMILIES[family].gpu_counts),))(build)
 
 
 _register()
