@@ -61,6 +61,22 @@ def test_an_alert_says_how_bad_what_and_what_next(rule: dict) -> None:
     assert (ROOT / "docs/runbooks" / page).is_file()
 
 
+#: Of targets, not of nodes, or silent where its source is.
+OF_TARGETS = {"WarpwatchNoAgents", "WarpwatchNoSeries", "WarpwatchSamplesStale"}
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in ALERTS if rule["alert"] not in OF_TARGETS], ids=lambda rule: rule["alert"]
+)
+def test_an_alert_is_silent_in_maintenance(rule: dict) -> None:
+    """Those on findings of GPUs are so by the recording rule they read."""
+    (live,) = [
+        one["expr"] for one in rules() if one.get("record") == "instance_gpu:warpwatch_gpu_anomaly_severity:live"
+    ]
+    expr = rule["expr"].replace("instance_gpu:warpwatch_gpu_anomaly_severity:owned", live)
+    assert re.search(r"unless on\(job, instance(, uuid)?\)\s+\(.*warpwatch_(gpu|node)_maintenance.* == 1\)", expr)
+
+
 @pytest.mark.parametrize("rule", ALERTS, ids=NAMES)
 def test_an_alert_has_a_firing_and_a_silent_promtool_case(rule: dict) -> None:
     firing, silent = set(), set()
