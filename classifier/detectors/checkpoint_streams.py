@@ -87,10 +87,12 @@ class Stream:
         is_due = self.cadence.is_due(clock_s)
         share = burst.written_bytes / median(self.sizes) if self.sizes else 1.0
         is_unsigned = sign in {NONE, INSIDE}
-        if share >= _LEAST_SHARE and not (is_unsigned and self._are_all_signed):
+        is_alike = _TRUNCATED_SHARE <= share <= _MOST_SHARE
+        if is_alike and not (is_unsigned and self._are_all_signed):
             self.signs.append(NONE if is_unsigned else sign)
         if is_unsigned and not self._counts_unsigned(clock_s, share, sign, is_due=is_due):
-            if share >= _TRUNCATED_SHARE:
+            # Where every one had a sign, one that others hide would have it as well.
+            if share >= _TRUNCATED_SHARE and not (sign == NONE and self._are_all_signed):
                 self.cadence.obscure(clock_s, clock_s + burst.seconds)
             return False
         if self.cadence.declared_s is None:
