@@ -6,8 +6,8 @@ the CPU, slow Python and bursts of requests look like as well; so it takes a rea
 CPU for 40 % of the time, the data loaders (descendants of the GPU's processes) use their cores to 85 %, or the host
 reads at more than 80 % of the most it ever read, while programs wait for storage. Data moving from the GPU to the host
 by more than 200 MB/s is an optimizer on the CPU. A label of inference, idle or other is left at nothing; without a
-label of training, pressure alone is no reason. Where neither utilisation nor any of the reasons is measured, the GPU is
-left out.
+label of training, pressure alone is a reason only where steps are seen (`step_pace`). Where neither utilisation nor any
+of the reasons is measured, the GPU is left out.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from agent.history import Array, GpuHistory, History, HostHistory
 from agent.records import GpuKey
 from classifier.config_checks import require
 from classifier.detectors.channels import is_fresh, is_same_work, process_ids
+from classifier.detectors.step_pace import StepPaces
 from classifier.results import Assessment, Decision
 
 _READS: Final = (
@@ -108,8 +109,9 @@ class InputStarvedDetector:
 
     anomalies: tuple[str, ...] = ("input_starved",)
 
-    def __init__(self, config: InputStarvedConfig) -> None:
+    def __init__(self, config: InputStarvedConfig, paces: StepPaces) -> None:
         self._config = config
+        self._paces = paces
         self._watches: dict[GpuKey, _Watch] = {}
         self._most_read = 0.0  # bytes per second, mean of a look
         self._judged_s = float("-inf")
@@ -123,6 +125,7 @@ class InputStarvedDetector:
         return self._said
 
     def _look(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> tuple[Assessment, ...]:
+        self._paces.update(now, history)
         for gone in self._watches.keys() - history.gpus.keys():  # a MIG layout that changed
             del self._watches[gone]
         now_s, config = now.monotonic_s, self._config
@@ -208,7 +211,8 @@ class InputStarvedDetector:
         if host.reads is not None and host.reads > least and is_waiting:
             return "storage"
         is_pressed = host.cpu_pressure is not None and host.cpu_pressure > config.cpu_pressure_ratio
-        return "cpu" if is_pressed and workload == "training" else None
+        has_steps = workload == "training" or self._paces.pace(gpu.key, now_s) is not None
+        return "cpu" if is_pressed and has_steps else None
 
     def _judge(self, now: Instant, key: GpuKey, saw: _Saw, reason: str | None, host: _Host) -> Assessment:
         watch = self._watches[key]

@@ -59,7 +59,7 @@ def build_detectors(
         (config.low_utilization.enabled, lambda: LowUtilizationDetector(config.low_utilization, baselines)),
         (config.fail_slow.enabled, lambda: FailSlowDetector(config.fail_slow, paces)),
         (config.no_progress.enabled, lambda: NoProgressDetector(config.no_progress, paces)),
-        (config.input_starved.enabled, lambda: InputStarvedDetector(config.input_starved)),
+        (config.input_starved.enabled, lambda: InputStarvedDetector(config.input_starved, paces)),
         (config.straggler.enabled, lambda: StragglerDetector(config.straggler, paces)),
         (config.gpu_lost.enabled, lambda: GpuLostDetector(config.gpu_lost)),
         (config.ecc_remap.enabled, lambda: EccRemapDetector(config.ecc_remap)),

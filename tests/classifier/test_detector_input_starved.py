@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from agent.clock import Instant
 from agent.history import History
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.input_starved import InputStarvedConfig, InputStarvedDetector
+from classifier.detectors.step_pace import StepPaces
 from classifier.results import Assessment
 from classifier.simulator import Scenario, simulate
 from tests.classifier.detector_histories import IDLES, WORKS, Script, Shown, severities
@@ -24,7 +26,7 @@ def saw(work_s: float = 4, period_s: float = 10, nothing: Shown = IDLES, until_s
 
 def played(script: Script, until_s: float = 480, **options) -> dict[float, tuple[Assessment, ...]]:
     options = {"gpus": 1, "cpu_pressure": lambda _: 0.6, "decisions": decided("training", 0.9)} | options
-    detector = InputStarvedDetector(InputStarvedConfig())
+    detector = InputStarvedDetector(InputStarvedConfig(), StepPaces())
     node = HostedNode((detector,), PowerBaselines(), script, **options)
     return {now.monotonic_s: found for now, found in node.play(until_s)}
 
@@ -81,8 +83,13 @@ def test_what_is_no_training_waits_for_requests(label: str) -> None:
     assert first(played(saw(), decisions=decided(label, 0.9))) is None
 
 
-def test_pressure_alone_is_no_reason_without_a_label_of_training() -> None:
-    assert first(played(saw(), decisions=lambda _: {})) is None
+def test_pressure_alone_is_a_reason_without_a_label_only_where_steps_are_seen() -> None:
+    assert first(played(saw(), decisions=lambda _: {})) is not None
+    rng = random.Random(1)
+    bursts = [rng.random() < 0.4 for _ in range(300)]
+    requests: Script = lambda gpu, t: ranked(WORKS if bursts[int(t // 3)] else IDLES, gpu)  # noqa: E731
+    assert first(played(requests, decisions=lambda _: {})) is None
+    assert first(played(requests)) is not None
 
 
 LOOK_ALIKES: dict[str, Script] = {
@@ -106,7 +113,7 @@ def test_samples_every_five_seconds_are_enough() -> None:
 @pytest.mark.parametrize("kind", ["offload_training", "rank0_checkpoint", "reinforcement_tuning", "llm_serving"])
 def test_simulated_work_that_does_not_starve(kind: str) -> None:
     _, ticks = simulate(Scenario(kind=kind, gpu_count=2, duration_s=600, begin_s=3600), seed=3)
-    history, detector = History(), InputStarvedDetector(InputStarvedConfig())
+    history, detector = History(), InputStarvedDetector(InputStarvedConfig(), StepPaces())
     for tick in ticks:
         history.ingest(tick)
         found = detector.assess(Instant(tick.monotonic_s, tick.wall_s), history, decided("training", 0.9)(0.0))
