@@ -33,6 +33,7 @@ from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_same_work
 from classifier.detectors.checkpoint_bursts import HOST_SOURCES, JOB_SOURCES, Burst, BurstConfig, BurstTracker
 from classifier.detectors.checkpoint_cadence import CadenceConfig
+from classifier.detectors.checkpoint_finding import finding_of
 from classifier.detectors.checkpoint_jobs import JobActivity, JobGpus, jobs_of, process_ids_of
 from classifier.detectors.checkpoint_state import SavedJob, saved_jobs
 from classifier.detectors.checkpoint_streams import ALL, INSIDE, NONE, STRONG, WEAK, Stream
@@ -383,7 +384,19 @@ class MissedCheckpointDetector:
         if severity and variant in {"late", "missed"} and self._is_in_progress(job, stream):
             # What is being written now may be it: nothing new is said until that is over.
             severity = min(severity, job.severity)
-        return self._assessment(job, stream, now, variant if severity else "none", severity)
+        if not severity:
+            return Assessment(anomaly="missed_checkpoint", scope="job", severity=0, job_key=job.job_key)
+        return finding_of(
+            now,
+            stream,
+            variant,
+            severity=severity,
+            job_key=job.job_key,
+            clock_s=clock_s,
+            open_since_s=tracker.open_since_s,
+            total=job.total,
+            last_wall_s=job.last_wall_s,
+        )
 
     def _tracker(self, job: _Job, source: str) -> BurstTracker:
         return job.trackers[source] if source in job.trackers else self._host[source]
@@ -428,61 +441,3 @@ class MissedCheckpointDetector:
             last_size_bytes=job.last_bytes,
             total=job.total,
         )
-
-    def _assessment(self, job: _Job, stream: Stream, now: Instant, variant: str, severity: int) -> Assessment:
-        if not severity:
-            return Assessment(anomaly="missed_checkpoint", scope="job", severity=0, job_key=job.job_key)
-        cadence, tracker = stream.cadence, self._tracker(job, stream.source)
-        ago_s = max(0.0, job.activity.clock_s - (cadence.expected_s or job.activity.clock_s))
-        if variant == "long" and tracker.open_since_s is not None:
-            ago_s = now.monotonic_s - tracker.open_since_s
-        elif variant == "truncated" and stream.truncated is not None:
-            ago_s = now.monotonic_s - stream.truncated.start_s
-        written = stream.truncated.written_bytes if stream.truncated is not None and variant == "truncated" else None
-        evidence = {
-            "variant": variant,
-            "source": stream.source,
-            "interval_seconds": cadence.period_s,
-            "interval_source": "learned" if cadence.declared_s is None else "declared",
-            "confidence_ratio": cadence.confidence,
-            "overdue_seconds": ago_s if variant in {"late", "missed"} else None,
-            "tolerance_seconds": cadence.tolerance_s,
-            "checkpoints": float(job.total),
-            "seconds_since_last": None if job.last_wall_s is None else now.wall_s - job.last_wall_s,
-            "written_bytes": written,
-            "usual_bytes": stream.usual_bytes,
-            "usual_seconds": stream.usual_seconds,
-        }
-        return Assessment(
-            anomaly="missed_checkpoint",
-            scope="job",
-            severity=severity,
-            job_key=job.job_key,
-            since_monotonic_s=now.monotonic_s - ago_s,
-            since_wall_s=now.wall_s - ago_s,
-            evidence=evidence,
-            action="contact_user",
-            summary=_sentence(variant, evidence, ago_s),
-        )
-
-
-def _sentence(variant: str, evidence: Mapping[str, float | str | None], ago_s: float) -> str:
-    every = _duration(evidence["interval_seconds"])
-    known = f"{evidence['interval_source']} interval {every}"
-    if variant == "truncated":
-        written, usual = evidence["written_bytes"], evidence["usual_bytes"]
-        return f"The last checkpoint has {_gigabytes(written)}, the ones before had {_gigabytes(usual)} ({known})."
-    if variant == "long":
-        usual = _duration(evidence["usual_seconds"])
-        return f"A checkpoint has been written for {_duration(ago_s)}; usually it takes {usual} ({known})."
-    return f"A checkpoint was due {_duration(ago_s)} ago and has not been written ({known})."
-
-
-def _gigabytes(value: float | str | None) -> str:
-    return f"{value / 1e9:.1f} GB" if isinstance(value, float) else "?"
-
-
-def _duration(value: float | str | None) -> str:
-    if not isinstance(value, float):
-        return "?"
-    return f"{value:.0f} s" if value < 120 else f"{value / 60:.0f} min"
