@@ -76,6 +76,8 @@ def run_case(case: Case) -> tuple[Scored, Scored]:
     node, truth = kind.build(Draw(rng=rng, kind=kind, profile=profile, seconds=int(kind.hours * 3600)))
     if not profile.sees(*kind.needs):
         truth.expected.clear()
+    # A wait that will end is told by its name, as information.
+    truth.accept("collective_wait", severity=1)
     # An hour of labels that say `unknown` is told as such, and rightly.
     truth.accept("unknown_workload", severity=1)
     seen = see(node, profile)

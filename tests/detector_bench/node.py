@@ -145,6 +145,8 @@ class Node:
     def paint(self, gpus: tuple[int, ...], start_s: float, end_s: float, **levels: float | np.ndarray) -> None:
         """Set activity of `gpus` from `start_s` to `end_s`; what is not named becomes 0, memory stays as it was."""
         cells = self.span(start_s, end_s)
+        if cells.stop <= cells.start:
+            return
         if "memory" not in levels and cells.start > 0:
             levels["memory"] = self.activity["memory"][list(gpus), cells.start - 1][:, None]
         for name in _ACTIVITY:
