@@ -36,6 +36,7 @@ from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.restored import Pending, gpu_states, gpu_text, number
+from classifier.detectors.wait_cases import REASONS, Case, Group, Verdict, merged, sentence
 from classifier.detectors.wait_reasons import WaitCpuConfig, are_stopped, cpu_works, only_spins
 from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
@@ -106,36 +107,6 @@ class StalledCollectiveConfig:
         require(self.step_seconds > 0, "step_seconds", self.step_seconds, "above 0")
 
 
-@dataclass(slots=True)
-class _Group:
-    """GPUs whose waits began together."""
-
-    members: list[GpuKey]
-    since_s: float  # the last of them began here
-    odd: list[GpuKey] = field(default_factory=list)
-    working: list[GpuKey] = field(default_factory=list)  # others that are armed and still work
-    is_armed: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
-    """Severities of both anomalies for one group, and why."""
-
-    stalled: int
-    wait: int
-    reason: str
-    threshold_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """One group at one moment, with all that was weighed."""
-
-    group: _Group
-    io: HostIo
-    verdict: _Verdict
-
-
 class StalledCollectiveDetector:
     """Finds groups of GPUs that wait in a collective, and says whether the wait is a stall."""
 
@@ -151,7 +122,7 @@ class StalledCollectiveDetector:
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return two assessments, one for each anomaly, for every GPU that can be judged."""
         self._advance(now, history)
-        cases: dict[GpuKey, _Case] = {}
+        cases: dict[GpuKey, Case] = {}
         # Armed groups last: a GPU that would be the odd one out of both belongs to the one that matters.
         for group in (*self._groups(now.monotonic_s, is_armed=False), *self._groups(now.monotonic_s, is_armed=True)):
             keys = (*group.members, *group.odd)
@@ -160,7 +131,7 @@ class StalledCollectiveDetector:
                 self._config.host_io, history, keys, group.since_s, now.monotonic_s, others_work=others_work
             )
             io = self._with_unseen(io, group)
-            case = _Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
+            case = Case(group=group, io=io, verdict=self._judge(now.monotonic_s, group, io, decisions, history))
             if not group.is_armed and not (case.verdict.wait or case.verdict.stalled):
                 continue  # not to be judged yet
             for key in keys:
@@ -199,7 +170,7 @@ class StalledCollectiveDetector:
             pending.put(name, section, watch, number(section, "seen_wall_s"))
         self._pending = pending
 
-    def _with_unseen(self, io: HostIo, group: _Group) -> HostIo:
+    def _with_unseen(self, io: HostIo, group: Group) -> HostIo:
         """Return `io` with the time that the agent was not there as active: a checkpoint may have been written then."""
         unseen_s = max((self._watches[key].unseen_until_s or 0.0 for key in group.members), default=0.0)
         if unseen_s <= group.since_s:
@@ -229,7 +200,7 @@ class StalledCollectiveDetector:
                 )
             watch.advance(gpu, now.monotonic_s)
 
-    def _groups(self, now_s: float, *, is_armed: bool) -> list[_Group]:
+    def _groups(self, now_s: float, *, is_armed: bool) -> list[Group]:
         """Return the groups of GPUs that wait, armed or early, with the ones beside them."""
         spread_s = self._config.start_spread_seconds
         waiting = sorted(
@@ -238,14 +209,14 @@ class StalledCollectiveDetector:
             if watch.judgeable and watch.wait_since_s is not None
             if (watch.wait_armed if is_armed else watch.wait_early)
         )
-        groups: list[_Group] = []
+        groups: list[Group] = []
         for since_s, key in waiting:
             slack_s = spread_s + 2 * self._watches[key].interval_s
             if groups and since_s - groups[-1].since_s <= slack_s:
                 groups[-1].members.append(key)
                 groups[-1].since_s = since_s
             else:
-                groups.append(_Group([key], since_s, is_armed=is_armed))
+                groups.append(Group([key], since_s, is_armed=is_armed))
         for group in groups:
             for key, watch in self._watches.items():
                 if key in group.members or not watch.judgeable:
@@ -266,8 +237,8 @@ class StalledCollectiveDetector:
         return abs(watch.last_work_s - since_s) <= slack_s and watch.process_ids != frozenset()
 
     def _judge(
-        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
-    ) -> _Verdict:
+        self, now_s: float, group: Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+    ) -> Verdict:
         config = self._config
         waited_s = now_s - group.since_s
         if not group.is_armed:
@@ -275,8 +246,8 @@ class StalledCollectiveDetector:
         benign = self._benign_reason(now_s, group, io, decisions, history)
         if waited_s < config.suspect_seconds or benign is not None:
             is_seen = waited_s >= config.suspect_seconds
-            return _Verdict(stalled=0, wait=int(is_seen), reason=benign or "short", threshold_s=config.suspect_seconds)
-        past = _merge([self._watches[key].past for key in group.members])
+            return Verdict(stalled=0, wait=int(is_seen), reason=benign or "short", threshold_s=config.suspect_seconds)
+        past = merged([self._watches[key].past for key in group.members])
         compiles = cpu_works(config.cpu, self._gpus_of(group, history), group.since_s, now_s)
         works_with = compiles or self._works_with(group, history)
         if io.seen and io.last_active_s is None and not works_with:
@@ -299,26 +270,26 @@ class StalledCollectiveDetector:
         # Once called, a stall lasts until the wait ends: what the host writes meanwhile is not its own doing.
         is_stalled = is_stalled or any(self._watches[key].reported for key in group.members)
         wait = 0 if is_stalled else 2 if is_warning else 1
-        return _Verdict(stalled=3 if is_stalled else 0, wait=wait, reason=reason, threshold_s=threshold_s)
+        return Verdict(stalled=3 if is_stalled else 0, wait=wait, reason=reason, threshold_s=threshold_s)
 
-    def _gpus_of(self, group: _Group, history: History) -> list[GpuHistory]:
+    def _gpus_of(self, group: Group, history: History) -> list[GpuHistory]:
         return [history.gpus[key] for key in (*group.members, *group.odd)]
 
     def _judge_early(
-        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
-    ) -> _Verdict:
+        self, now_s: float, group: Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+    ) -> Verdict:
         """Judge a wait after too little work to be armed."""
         config = self._config
         waited_s = now_s - group.since_s
         if any(self._watches[key].reported for key in group.members) or (
             waited_s >= config.early_critical_seconds and self._is_unexplained(now_s, group, io, decisions, history)
         ):
-            return _Verdict(stalled=3, wait=0, reason="quiet", threshold_s=config.early_critical_seconds)
+            return Verdict(stalled=3, wait=0, reason="quiet", threshold_s=config.early_critical_seconds)
         least_s = config.early_wait_seconds
-        return _Verdict(stalled=0, wait=int(waited_s >= least_s), reason="little_work", threshold_s=least_s)
+        return Verdict(stalled=0, wait=int(waited_s >= least_s), reason="little_work", threshold_s=least_s)
 
     def _is_unexplained(
-        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+        self, now_s: float, group: Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
     ) -> bool:
         """Return whether all that could explain a wait is seen, and is not there."""
         if group.working or len(group.members) + len(group.odd) < 2 or not io.seen:
@@ -331,7 +302,7 @@ class StalledCollectiveDetector:
         return only_spins(self._config.cpu, waiting, odd, now_s)
 
     def _benign_reason(
-        self, now_s: float, group: _Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
+        self, now_s: float, group: Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
     ) -> str | None:
         """Return why this wait stays information however long it lasts; None where it may be a stall."""
         if self._is_serving(group, decisions):
@@ -345,12 +316,12 @@ class StalledCollectiveDetector:
             return "alone"
         return None
 
-    def _quiet_seconds(self, group: _Group, io: HostIo) -> float:
+    def _quiet_seconds(self, group: Group, io: HostIo) -> float:
         """Return how long the host has to be quiet after activity; activity at the start is a tail."""
         is_early = io.last_active_s is not None and io.last_active_s - group.since_s <= self._config.tail_seconds
         return self._config.confirm_seconds if is_early else self._config.quiet_after_io_seconds
 
-    def _confirm_seconds(self, group: _Group, past: PastWaits) -> float:
+    def _confirm_seconds(self, group: Group, past: PastWaits) -> float:
         """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it.
 
         Work that waits again and again without host I/O is either no training (a server between requests), or its
@@ -367,7 +338,7 @@ class StalledCollectiveDetector:
             confirm_s = config.confirm_max_seconds
         return min(confirm_s, max(config.confirm_max_seconds, config.confirm_seconds))
 
-    def _works_with(self, group: _Group, history: History) -> bool:
+    def _works_with(self, group: Group, history: History) -> bool:
         """Return whether the few GPUs that still work belong to the group, as a rank that evaluates alone does.
 
         They do where they are a minority and moved in step with a waiting one before; two jobs side by side do not.
@@ -388,7 +359,7 @@ class StalledCollectiveDetector:
             if key not in keys
         )
 
-    def _is_serving(self, group: _Group, decisions: Mapping[GpuKey, Decision]) -> bool:
+    def _is_serving(self, group: Group, decisions: Mapping[GpuKey, Decision]) -> bool:
         for key in group.members:
             decision = decisions.get(key)
             if decision is None or decision.workload != "inference" or decision.probabilities is None:
@@ -397,7 +368,7 @@ class StalledCollectiveDetector:
                 return False
         return True
 
-    def _describe(self, now: Instant, key: GpuKey, case: _Case, history: History) -> tuple[Assessment, Assessment]:
+    def _describe(self, now: Instant, key: GpuKey, case: Case, history: History) -> tuple[Assessment, Assessment]:
         watch, group, verdict = self._watches[key], case.group, case.verdict
         since_s = watch.wait_since_s if watch.wait_since_s is not None else group.since_s
         waited_s = now.monotonic_s - since_s
@@ -411,32 +382,17 @@ class StalledCollectiveDetector:
             since_wall_s=now.wall_s - waited_s,
             evidence=self._evidence(now, key, case, history),
         )
-        what = self._sentence(key, group, waited_s, base.evidence)
+        what = sentence(key, group, waited_s, base.evidence)
         stalled = wait = base
         if verdict.stalled:
-            summary = f"{what}; {_REASONS[verdict.reason]}, and a stall is called after {verdict.threshold_s:.0f} s."
+            summary = f"{what}; {REASONS[verdict.reason]}, and a stall is called after {verdict.threshold_s:.0f} s."
             stalled = replace(base, action="restart_app", summary=summary, suspect=is_odd)
         wait = replace(base, anomaly="collective_wait", severity=verdict.wait)
         if verdict.wait:
-            wait = replace(wait, action="look", summary=f"{what}; {_REASONS[verdict.reason]}.", suspect=is_odd)
+            wait = replace(wait, action="look", summary=f"{what}; {REASONS[verdict.reason]}.", suspect=is_odd)
         return stalled, wait
 
-    def _sentence(self, key: GpuKey, group: _Group, waited_s: float, evidence: Evidence) -> str:
-        size = len(group.members) + len(group.odd)
-        power, busy = evidence["power_watts"], evidence["busy_watts"]
-        drawn = f" at {power:.0f} W ({busy:.0f} W at work)" if power is not None and busy is not None else ""
-        if key in group.odd:
-            return (
-                f"GPU {key.gpu} has done nothing for {waited_s:.0f} s{drawn}, while {len(group.members)} of its group "
-                f"wait for it in a collective operation"
-            )
-        odd = ", ".join(str(other.gpu) for other in group.odd)
-        suspect = f", GPU {odd} is the odd one out" if odd else ""
-        return (
-            f"GPU {key.gpu} has waited {waited_s:.0f} s in a collective operation{drawn}, in a group of {size}{suspect}"
-        )
-
-    def _evidence(self, now: Instant, key: GpuKey, case: _Case, history: History) -> Evidence:
+    def _evidence(self, now: Instant, key: GpuKey, case: Case, history: History) -> Evidence:
         watch, group = self._watches[key], case.group
         power_watts = history.gpus[key].latest("power_watts", now.monotonic_s, max(15.0, 3 * watch.interval_s))
         return {
@@ -453,28 +409,3 @@ class StalledCollectiveDetector:
             "host_filesystem_written_bytes_per_second": case.io.filesystem_written_bytes_per_second,
             "host_transmit_bytes_per_second": case.io.transmit_bytes_per_second,
         }
-
-
-_REASONS = {
-    "little_work": "it worked too briefly before to tell a stall from a slow start",
-    "short": "too short to tell",
-    "stopped": "processes of it are stopped, by a signal or a debugger",
-    "host_cpu_active": "its processes use far more CPU than before, as compilers do",
-    "inference": "labelled inference, where idle servers spin",
-    "alone": "no other GPU of this host waits with it",
-    "others_work": "another GPU of the group still works",
-    "host_io_not_seen": "host I/O is not measured in full, so a checkpoint cannot be told from a stall",
-    "host_io_active": "the host writes or sends, as in a checkpoint",
-    "quiet": "the host neither writes nor sends",
-    "quiet_after_io": "the host wrote or sent, and has stopped",
-}
-
-
-def _merge(pasts: Sequence[PastWaits]) -> PastWaits:
-    return PastWaits(
-        count=max(past.count for past in pasts),
-        longest_s=max(past.longest_s for past in pasts),
-        unexplained=max(past.unexplained for past in pasts),
-        longest_unexplained_s=max(past.longest_unexplained_s for past in pasts),
-        io_lag_s=max(past.io_lag_s for past in pasts),
-    )
