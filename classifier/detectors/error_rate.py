@@ -2,7 +2,8 @@
 
 The test is that of Przyborowski and Wilenski (1940): of n0 errors in a baseline of T0 seconds and n1 in a window of T1,
 n1 is binomial with n0 + n1 trials and probability T1 / (T0 + T1) where both have one rate. It needs no variance and
-knows how little a short baseline says.
+knows how little a short baseline says. Errors of real links come in clumps, though, for which Poisson is too sure:
+so the window has to stand out from the worst of the past, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from agent.clock import Instant
 from classifier.config_checks import require
@@ -68,6 +69,8 @@ class ErrorRateConfig:
     least_replays: int = 40
     #: The rate has to be this many times that of the baseline: of many errors a small change would be sure, too.
     least_factor: float = 3.0
+    #: And the errors have to be this many times those of the worst window of the baseline: errors come in clumps.
+    least_peak_factor: float = 2.0
     #: Least baseline; before that only what needs none is judged.
     baseline_seconds: float = 600.0
     #: How fast the baseline forgets.
@@ -82,7 +85,16 @@ class ErrorRateConfig:
         require(self.least_errors >= 1, "least_errors", self.least_errors, "at least 1")
         require(self.least_replays >= 1, "least_replays", self.least_replays, "at least 1")
         require(self.least_factor >= 1, "least_factor", self.least_factor, "at least 1")
+        require(self.least_peak_factor >= 0, "least_peak_factor", self.least_peak_factor, "at least 0")
         require(self.memory_seconds > 0, "memory_seconds", self.memory_seconds, "above 0")
+
+
+class Baseline(NamedTuple):
+    """What is usual of one counter."""
+
+    events: float
+    seconds: float
+    peak: float  # errors of its worst window
 
 
 class ErrorRate:
@@ -92,7 +104,19 @@ class ErrorRate:
     baseline holds still, so that a fault does not become the new normal.
     """
 
-    __slots__ = ("_base_events", "_base_s", "_config", "_last", "_least", "_parts", "is_high", "probability")
+    __slots__ = (
+        "_base_events",
+        "_base_s",
+        "_block_events",
+        "_block_s",
+        "_config",
+        "_last",
+        "_least",
+        "_parts",
+        "_peak",
+        "is_high",
+        "probability",
+    )
 
     def __init__(self, config: ErrorRateConfig, least_errors: int) -> None:
         self._config = config
@@ -101,6 +125,8 @@ class ErrorRate:
         self._parts: deque[tuple[int, float]] = deque()
         self._base_events = 0.0
         self._base_s = 0.0
+        self._peak = 0.0  # errors of the worst window that has become past, forgotten slowly
+        self._block_events, self._block_s = 0, 0.0  # of the newest part of the past, not a whole window yet
         self.is_high = False
         self.probability = 1.0
 
@@ -115,13 +141,13 @@ class ErrorRate:
         return 3600 * self._base_events / self._base_s if self._base_s >= self._config.baseline_seconds else None
 
     @property
-    def learned(self) -> tuple[float, float]:
-        """Errors and seconds of the baseline."""
-        return self._base_events, self._base_s
+    def learned(self) -> Baseline:
+        """What is usual."""
+        return Baseline(self._base_events, self._base_s, self._peak)
 
-    def restore(self, events: float, seconds: float) -> None:
-        """Take a baseline back."""
-        self._base_events, self._base_s = events, min(seconds, self._config.memory_seconds)
+    def restore(self, baseline: Baseline) -> None:
+        """Take back what is usual."""
+        self._base_events, self._base_s, self._peak = baseline
 
     def take(self, time_s: float, total: int) -> None:
         """Take a reading of the counter, a part of the window after the last one, and judge."""
@@ -160,6 +186,7 @@ class ErrorRate:
             errors >= self._least
             and parts >= _LEAST_PARTS
             and factor >= config.least_factor
+            and errors >= config.least_peak_factor * self._peak
             and self.probability < config.probability
         )
 
@@ -169,6 +196,14 @@ class ErrorRate:
         kept = math.exp(-seconds / self._config.memory_seconds)
         self._base_events = self._base_events * kept + events
         self._base_s = self._base_s * kept + seconds
+        self._peak *= kept
+        self._block_events += events
+        self._block_s += seconds
+        if self._block_s >= self._config.window_seconds - 1e-6:
+            # A longer one, after a gap, counts by its mean.
+            share = min(1.0, self._config.window_seconds / self._block_s)
+            self._peak = max(self._peak, self._block_events * share)
+            self._block_events, self._block_s = 0, 0.0
 
 
 class ErrorRates:
@@ -180,7 +215,7 @@ class ErrorRates:
         self,
         config: ErrorRateConfig,
         labels: Mapping[str, str],
-        restored: Mapping[str, tuple[float, float]],
+        restored: Mapping[str, Baseline],
         least_errors: Mapping[str, int] | None = None,
     ) -> None:
         """Follow the counters that have a label, what a person calls them; `restored` holds their baselines."""
@@ -211,7 +246,7 @@ class ErrorRates:
             if rate is None:
                 rate = self._rates[name] = ErrorRate(self._config, self._least.get(name, self._config.least_errors))
                 if name in self._restored:
-                    rate.restore(*self._restored[name])
+                    rate.restore(self._restored[name])
             rate.take(time_s, total)
             if not rate.is_high:
                 self.high_since.pop(name, None)
@@ -238,17 +273,17 @@ class ErrorRates:
         return found
 
     def learned(self) -> dict[str, list[float]]:
-        """Return errors and seconds of each baseline."""
-        return {name: list(rate.learned) for name, rate in self._rates.items() if rate.learned[1]}
+        """Return the numbers of each baseline."""
+        return {name: list(rate.learned) for name, rate in self._rates.items() if rate.learned.seconds}
 
 
-def baselines(state: object, what: str) -> dict[str, dict[str, tuple[float, float]]]:
-    """Return errors and seconds by subject and counter, of what `ErrorRates.learned` gave; ValueError for others."""
+def baselines(state: object, what: str) -> dict[str, dict[str, Baseline]]:
+    """Return baselines by subject and counter, of what `ErrorRates.learned` gave; ValueError for others."""
     table = _table(state, what)
     if len(table) > _MOST_SUBJECTS:
         raise ValueError(f"{what} are more than {_MOST_SUBJECTS}")
     return {
-        subject: {name: _pair(pair, f"{name} of {subject}") for name, pair in _table(rates, subject).items()}
+        subject: {name: _baseline(pair, f"{name} of {subject}") for name, pair in _table(rates, subject).items()}
         for subject, rates in table.items()
     }
 
@@ -259,9 +294,9 @@ def _table(value: object, what: str) -> Mapping[str, object]:
     raise ValueError(f"{what} is no table")
 
 
-def _pair(value: object, what: str) -> tuple[float, float]:
-    if isinstance(value, list) and len(value) == 2:
-        events, seconds = value
+def _baseline(value: object, what: str) -> Baseline:
+    if isinstance(value, list) and len(value) == 3:
+        events, seconds, peak = value
         if all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1e15 for one in value):
-            return float(events), float(seconds)
-    raise ValueError(f"{what} is no pair of errors and seconds")
+            return Baseline(float(events), float(seconds), float(peak))
+    raise ValueError(f"{what} is no list of errors, seconds and the worst window")

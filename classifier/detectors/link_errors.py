@@ -35,7 +35,7 @@ from classifier.detectors.card_watch import (
     Verdicts,
     xid_claims,
 )
-from classifier.detectors.error_rate import ErrorRateConfig, ErrorRates, baselines
+from classifier.detectors.error_rate import Baseline, ErrorRateConfig, ErrorRates, baselines
 from classifier.detectors.link_ports import PortWatch
 from classifier.results import Assessment, Decision
 
@@ -110,7 +110,7 @@ class LinkErrorsDetector:
         self._cards: dict[GpuKey, _Card] = {}
         self._ports = PortWatch(config.rate, config.port_hold_seconds)
         self._verdicts = Verdicts("link_errors")
-        self._restored: dict[str, dict[str, tuple[float, float]]] = {}
+        self._restored: dict[str, dict[str, Baseline]] = {}
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU with counters, XIDs or limits, and those of ports ever active."""
@@ -140,7 +140,7 @@ class LinkErrorsDetector:
         return self._said
 
     def learned(self, now: Instant) -> Mapping[str, object]:  # noqa: ARG002
-        """Return the baselines: errors and seconds by card and counter, and by port and counter."""
+        """Return the baselines by card and counter, and by port and counter."""
         found: dict[str, dict[str, list[float]]] = {}
         for key, card in self._cards.items():
             if key.uuid is not None:

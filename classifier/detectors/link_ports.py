@@ -9,7 +9,7 @@ from typing import Final
 from agent.clock import Instant
 from agent.records import InfinibandPort
 from classifier.detectors.card_watch import Claim, Freshness
-from classifier.detectors.error_rate import ErrorRateConfig, ErrorRates
+from classifier.detectors.error_rate import Baseline, ErrorRateConfig, ErrorRates
 from classifier.results import Assessment
 
 #: Devices that have an assessment of their own, for a node may have few series: those with a finding, the worst first.
@@ -45,7 +45,7 @@ class PortWatch:
         self._hold_s = hold_seconds
         self._ports: dict[tuple[str, int], _Port] = {}
         self._shown_s: dict[str, float] = {}  # when a device with an assessment of its own last had a finding
-        self._restored: Mapping[str, Mapping[str, tuple[float, float]]] = {}
+        self._restored: Mapping[str, Mapping[str, Baseline]] = {}
 
     def assess(
         self, now: Instant, records: Mapping[tuple[str, int], InfinibandPort], *, has_work: bool
@@ -93,11 +93,11 @@ class PortWatch:
         return sorted(self._shown_s.keys() & claims.keys())
 
     def learned(self) -> dict[str, dict[str, list[float]]]:
-        """Return errors and seconds by port and counter."""
+        """Return the baselines by port and counter."""
         found = {f"{device}/{port}": known.rates.learned() for (device, port), known in self._ports.items()}
         return {subject: rates for subject, rates in found.items() if rates}
 
-    def restore(self, baselines: Mapping[str, Mapping[str, tuple[float, float]]]) -> None:
+    def restore(self, baselines: Mapping[str, Mapping[str, Baseline]]) -> None:
         """Take back what `learned` returned."""
         self._restored = baselines
 

@@ -56,6 +56,16 @@ def test_errors_are_high_against_their_own_past_only():
     assert ended.index(False) == 8
 
 
+def test_errors_that_come_in_clumps_have_to_stand_out_from_the_worst_of_the_past():
+    # Clumps of 60 errors in three parts, every 25 min: against their mean, 40 an hour, each is beyond chance.
+    clumps = [20, 20, 20, *[0] * 47] * 12
+    bare = dataclasses.replace(ErrorRateConfig(), least_peak_factor=0.0)
+    assert sum(played(clumps, bare)[100:]) > 0
+    assert not any(played(clumps)[100:])
+    # What goes on is more than the worst of it: 120 errors after six parts.
+    assert played([*clumps, *[20] * 10])[600:].index(True) == 5
+
+
 def test_one_burst_few_errors_and_a_short_past_are_none():
     assert not any(played([*[0] * 60, 5000, *[0] * 20]))
     assert not any(played([*[0] * 60, *[1, 0, 0] * 10]))
@@ -341,7 +351,7 @@ def test_what_was_learned_survives_a_restart():
     port(watched, symbol_error=1)
     watched.assess()
     state = watched.detector.learned(watched.now)
-    assert state["cards"]["GPU-0"]["pcie_replays_total"] == [0.0, pytest.approx(1470, abs=31)]
+    assert state["cards"]["GPU-0"]["pcie_replays_total"] == [0.0, pytest.approx(1470, abs=31), 0.0]
     later = card(start_s=5000.0)
     later.detector.restore(state, later.now)
     totals = iter(range(7, 10**6, 20))
@@ -360,15 +370,15 @@ def test_what_was_learned_survives_a_restart():
         {"cards": {}, "ports": []},
         {"cards": {"GPU-0": [1]}, "ports": {}},
         {"cards": {"GPU-0": {"x": [1]}}, "ports": {}},
-        {"cards": {"GPU-0": {"x": [1, -1]}}, "ports": {}},
-        {"cards": {"GPU-0": {"x": [1, math.nan]}}, "ports": {}},
-        {"cards": {"GPU-0": {"x": [True, 1]}}, "ports": {}},
+        {"cards": {"GPU-0": {"x": [1, 1, -1]}}, "ports": {}},
+        {"cards": {"GPU-0": {"x": [1, 1, math.nan]}}, "ports": {}},
+        {"cards": {"GPU-0": {"x": [True, 1, 1]}}, "ports": {}},
         {"cards": {}, "ports": {str(n): {} for n in range(257)}},
     ],
 )
 def test_what_was_not_learned_is_refused(state):
     watched = card()
-    with pytest.raises(ValueError, match=r"table|pair|more than"):
+    with pytest.raises(ValueError, match=r"table|list|more than"):
         watched.detector.restore(state, watched.now)
 
 
@@ -385,6 +395,7 @@ def test_what_was_not_learned_is_refused(state):
         (ErrorRateConfig, "least_errors", 0),
         (ErrorRateConfig, "least_replays", 0),
         (ErrorRateConfig, "least_factor", 0.5),
+        (ErrorRateConfig, "least_peak_factor", -1.0),
         (ErrorRateConfig, "memory_seconds", 0.0),
     ],
 )
