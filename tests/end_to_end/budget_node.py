@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from agent.records import GpuProcess, GpuSlowSample, Record
 from classifier.simulator.recorder import simulate
 from classifier.simulator.scenario import Scenario
@@ -30,6 +32,9 @@ CACHED_SCRAPE_SECONDS = 0.003
 COLD_SCRAPE_SECONDS = 0.025
 SERIES_PER_GPU = 120
 SERIES_PER_NODE = 150
+
+#: What `calibration_seconds` returned on the machine of docs/budgets.md (2026-12-01, 4.77 to 4.95 ms).
+CALIBRATION_SECONDS = 0.0048
 
 #: What Prometheus asks for, and how often by default it is told to.
 _PROMETHEUS = {
@@ -77,8 +82,14 @@ def running_ranks() -> Iterator[list[int]]:
 
 @contextmanager
 def busy_node(folder: Path) -> Iterator[Agent]:
-    """Start the agent, as configured by default, on such GPUs; yield once it exports all of them."""
-    with running_ranks() as ranks, Agent(folder, environment=busy_gpus(folder, ranks).environment()) as agent:
+    """Start the agent on such GPUs, configured by default but for its state; yield once it exports all of them."""
+    state = folder / "state"  # where there is none the agent says so, as an error of a sampler
+    state.mkdir(exist_ok=True)
+    config = f'[agent]\nstate_directory = "{state}"\n'
+    with (
+        running_ranks() as ranks,
+        Agent(folder, config=config, environment=busy_gpus(folder, ranks).environment()) as agent,
+    ):
         agent.wait_until_ready()
         wait_for("eight GPUs", lambda: len(watts(agent)) == GPUS)
         yield agent
@@ -113,6 +124,19 @@ def cpu_over(agent: Agent, seconds: float) -> float:
         _scrape(connection)
     connection.close()
     return (cpu_seconds(pid) - before) * 60 / (time.monotonic() - started)
+
+
+def calibration_seconds(rounds: int = 20) -> float:
+    """Return the CPU seconds of a fixed piece of work in this process, of Python and of NumPy: the machine's speed."""
+    values = np.arange(300.0).reshape(3, 100)
+    begin = time.thread_time()
+    for _ in range(rounds):
+        table = {}
+        for number in range(20_000):
+            table[number & 255] = (number, str(number & 15))
+        for _ in range(300):
+            np.sort(values - values.mean(axis=-1, keepdims=True), axis=-1)
+    return (time.thread_time() - begin) / rounds
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """The budgets of DESIGN.md on the emulated 8-GPU node, for minutes; `make bench` measures them with full windows.
 
-CPU time depends little on what else the machine does, but it does: the least of three half minutes counts. Windows of
+CPU time depends little on what else the machine does, but it does: the least of three half minutes counts, and a
+machine that is slower at a fixed piece of work may take longer by as much. Windows of
 300 s are not full here, and a decision is cheaper for it: FULL_WINDOWS_SECONDS are added before it is compared. CPU
 time inside driver calls is part of it, since it cannot be told apart from outside: the test is stricter than the budget
 by that. How long a scrape takes depends on the other programs too: the best of 10 to 40 rounds counts, which
@@ -19,16 +20,19 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.alone]
 
 WARM_UP_SECONDS = 20.0
 MEASURED_SECONDS = 30.0
-#: What a minute with full windows costs more than one of this test: 0.36 s to 0.25 s, measured (docs/budgets.md).
-FULL_WINDOWS_SECONDS = 0.11
-#: How much slower the machine of a test may be than that of docs/budgets.md; `make bench` judges the budget itself.
-#: Measured on one virtual machine two hours apart: 0.28 s to 0.19 s a minute for the same code of the fast channel.
+#: What a minute with full windows costs more than one of this test. Measured: none to 0.02 s, of 0.75 s (2026-12-01).
+FULL_WINDOWS_SECONDS = 0.05
+#: Room for what runs beside the test: an agent that sleeps most of the time finds its caches in other hands.
+ROOM = 1.2
+#: How much slower the machine of a test may be than that of docs/budgets.md, by a calibration in the same minutes, the
+#: room included; `make bench` judges the budget itself. One virtual machine was 1.45 times slower a day later.
 SLOWER_MACHINE = 1.5
 
 
 @dataclass(frozen=True)
 class Measured:
     cpu_seconds_a_minute: float
+    slowness: float
     resident_bytes: int
     rounds: list[budget.Scrapes]
     series_by_gpu: dict[str, int]
@@ -41,11 +45,16 @@ class Measured:
 def measured(tmp_path_factory, nvml_emulator_library):
     with budget.busy_node(tmp_path_factory.mktemp("budget")) as agent:
         budget.cpu_over(agent, WARM_UP_SECONDS)
-        cpu = min(budget.cpu_over(agent, MEASURED_SECONDS) for _ in range(3))
+        calibrations = [budget.calibration_seconds()]
+        cpu = []
+        for _ in range(3):
+            cpu.append(budget.cpu_over(agent, MEASURED_SECONDS))
+            calibrations.append(budget.calibration_seconds())
         metrics = agent.metrics()
         by_gpu, others = budget.series_counts(agent)
         return Measured(
-            cpu_seconds_a_minute=cpu,
+            cpu_seconds_a_minute=min(cpu),
+            slowness=sorted(calibrations)[len(calibrations) // 2] / budget.CALIBRATION_SECONDS,
             rounds=budget.scrape_rounds(agent, most=40),
             # Last, so that what serving needs is in it.
             resident_bytes=budget.resident_bytes(agent.process.pid),
@@ -64,7 +73,9 @@ def test_the_node_is_at_work_or_its_cost_would_mean_nothing(measured):
 
 def test_own_cpu_time(measured, record_property):
     record_property("cpu_seconds_a_minute", measured.cpu_seconds_a_minute)
-    assert measured.cpu_seconds_a_minute + FULL_WINDOWS_SECONDS < SLOWER_MACHINE * budget.CPU_SECONDS_A_MINUTE
+    record_property("slowness", measured.slowness)
+    allowed = min(SLOWER_MACHINE, ROOM * max(1.0, measured.slowness)) * budget.CPU_SECONDS_A_MINUTE
+    assert measured.cpu_seconds_a_minute + FULL_WINDOWS_SECONDS < allowed
 
 
 def test_resident_memory(measured, record_property):
