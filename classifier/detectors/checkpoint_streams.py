@@ -25,6 +25,8 @@ _LEAST_SHARE: Final = 0.3
 _TRUNCATED_SHARE: Final = 0.5
 #: ... where the others are within these shares of it.
 _ALIKE: Final = (0.7, 1.4)
+#: How long after one that is too small one in full is waited for.
+_FOLLOW_S: Final = 120.0
 #: Where all others had a sign, one without has to be as large as they are.
 _EQUAL: Final = (0.9, 1.1)
 #: Share of the median size up to which a burst without a sign may be the one that is due.
@@ -193,14 +195,15 @@ class Stream:
             return None
         return median(self.lengths)
 
-    def is_smallness_due(self) -> bool:
-        """Return whether what was written in place of the checkpoint that is due is a truncated one."""
+    def is_smallness_due(self, clock_s: float) -> bool:
+        """Return whether what was written in place of the checkpoint that is due is a truncated one.
+
+        One in full may follow: that is waited for.
+        """
         expected_s = self.cadence.expected_s
-        return (
-            self.small is not None
-            and expected_s is not None
-            and self.small_clock_s >= expected_s - self.cadence.tolerance_s
-        )
+        if self.small is None or expected_s is None or self.small_clock_s < expected_s - self.cadence.tolerance_s:
+            return False
+        return clock_s - self.small_clock_s > self.small.seconds + _FOLLOW_S
 
     def call_truncated(self) -> None:
         """Take the small burst for a checkpoint that was cut short, and count from it."""

@@ -370,15 +370,15 @@ class MissedCheckpointDetector:
         if now.monotonic_s - tracker.seen_s > self._config.bursts.gap_seconds:
             return None
         variant, severity = "none", 0
+        if stream.is_smallness_due(clock_s):
+            stream.call_truncated()
+            deadline_s = cadence.deadline_s or deadline_s
         if self._is_long(job, stream, tracker):
             variant, severity = "long", 2
         elif clock_s > deadline_s and not self._is_written(job, stream):
-            if stream.is_smallness_due():
-                stream.call_truncated()
-            else:
-                is_missed = clock_s > deadline_s + period_s
-                is_sure = cadence.confidence >= self._config.critical_confidence
-                variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
+            is_missed = clock_s > deadline_s + period_s
+            is_sure = cadence.confidence >= self._config.critical_confidence
+            variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
         if not severity and stream.truncated is not None:
             variant, severity = "truncated", 2
         if severity and variant in {"late", "missed"} and self._is_in_progress(job, stream):
