@@ -163,6 +163,8 @@ class LowUtilizationDetector:
             restored = self._pending.take(gpu, now) if self._pending is not None else None
             if restored is not None:
                 self._runs[key] = restored
+            elif self._pending is not None and self._pending.waits_for(gpu):
+                continue  # what it did before is not known yet: 0 would end a finding that lasts
             assessment = self._assess_gpu(now, gpu, decisions.get(key))
             if assessment is not None:
                 assessments.append(assessment)

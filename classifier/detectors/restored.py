@@ -100,6 +100,10 @@ class Pending(Generic[T]):
             del self._waiting[name]
         return None
 
+    def waits_for(self, gpu: GpuHistory) -> bool:
+        """Return whether something may still be taken for this GPU."""
+        return bool(self._waiting) and gpu_text(gpu.key) in self._waiting
+
     def _forget_old(self, now: Instant) -> None:
         if now.monotonic_s - self._restored.monotonic_s > _PATIENCE_S:
             self._waiting.clear()

@@ -178,6 +178,16 @@ def test_a_restart_pauses_the_count_of_idle_time() -> None:
     assert said[155].since_monotonic_s == pytest.approx(4)  # before the restart
 
 
+def test_a_finding_is_not_ended_by_a_restart() -> None:
+    old = node(shows(IDLES))
+    found(old, 200)
+    said = found(restarted(old, 30, judge_s=2), 300)
+    seen = {t: a.severity for t, a in said.items() if a is not None}
+    # Asked at 232 and 234, the process shows at 235: until then nobody knows, and at no time is it 0.
+    assert min(seen) == 236
+    assert set(seen.values()) == {1}
+
+
 def test_another_process_begins_anew() -> None:
     old = node(shows(IDLES))
     found(old, 100)
