@@ -1,13 +1,15 @@
 """input_starved: a training GPU waits for data again and again, and what feeds it is at its limit.
 
-Sees the last five minutes of utilisation every half minute: half of the samples below 70 %, more than a fifth at zero,
-and work and nothing in turn, several times in each minute. That is what starving looks like, and what optimizers on
-the CPU, slow Python and bursts of requests look like as well; so it takes a reason, too: tasks of the host wait for a
-CPU for 40 % of the time, the data loaders (descendants of the GPU's processes) use their cores to 85 %, or the host
-reads at more than 80 % of the most it ever read, while programs wait for storage. Data moving from the GPU to the host
-by more than 200 MB/s is an optimizer on the CPU. A label of inference, idle or other is left at nothing; without a
-label of training, pressure alone is a reason only where steps are seen (`step_pace`). Where neither utilisation nor any
-of the reasons is measured, the GPU is left out.
+Sees the last five minutes of utilisation every half minute: half of the samples below 70 %, more than a fifth at zero
+(8 % where the two change every few seconds, since a sample is a mean of both then), and work and nothing in
+turn, several times in each minute. That is what starving looks like, and what optimizers on the CPU, slow Python and
+bursts of requests look like as well; so it takes a reason, too: tasks of the host wait for a CPU for 40 % of the time,
+the data loaders (descendants of the GPU's processes) use their cores to 85 %, or the host reads while tasks wait for
+storage for 40 % of the time, or reads at more than 80 % of the most it ever read.
+
+Data moving from the GPU to the host by more than 200 MB/s is an optimizer on the CPU. A label of inference, idle or
+other is left at nothing; without a label of training, pressure alone is a reason only where steps are seen
+(`step_pace`). Where neither utilisation nor any of the reasons is measured, the GPU is left out.
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ class InputStarvedConfig:
     median_ratio: float = 0.70
     #: ... and this share of samples without use is starving ...
     zero_share_ratio: float = 0.20
+    #: (this share where steps of up to `short_step_seconds` are seen, or so many changes a minute) ...
+    short_zero_share_ratio: float = 0.08
+    short_step_seconds: float = 5.0
+    short_changes_per_minute: float = 12.0
     #: ... where this share of samples is work.
     work_share_ratio: float = 0.10
     #: A sample up to this utilisation is zero, and from `work_utilization_ratio` on work.
@@ -64,6 +70,8 @@ class InputStarvedConfig:
     read_bytes_per_second: float = 50e6
     #: ... while tasks wait for storage for this share of the time, where that is measured.
     io_pressure_ratio: float = 0.05
+    #: Where they wait for this share, how fast it reads does not matter.
+    io_limit_ratio: float = 0.40
     #: More than this from GPU to host, by GPU, is an optimizer on the CPU.
     offload_bytes_per_second: float = 200e6
 
@@ -163,7 +171,11 @@ class InputStarvedDetector:
         interval_s = float(times[-1] - times[0]) / (times.size - 1)
         least = config.changes_per_minute if interval_s < 4.0 else 1.0
         zeros = float(zero.mean())
-        is_starving = middle < config.median_ratio and zeros > config.zero_share_ratio
+        step_s = self._paces.step_seconds(gpu.key, now_s)
+        is_short = step_s is not None and step_s <= config.short_step_seconds
+        is_short |= float(minutes.mean()) >= config.short_changes_per_minute
+        share = config.short_zero_share_ratio if is_short else config.zero_share_ratio
+        is_starving = middle < config.median_ratio and zeros > share
         is_starving &= float(work.mean()) >= config.work_share_ratio and bool(minutes.min() >= least)
         return _Saw(middle, zeros, float(minutes.mean()), is_starving)
 
@@ -206,7 +218,9 @@ class InputStarvedDetector:
         loaders = watch.loader_shares
         if loaders and sum(loaders) / len(loaders) >= config.loader_ratio:
             return "loaders"
-        least = max(config.read_bytes_per_second, config.read_share_ratio * self._most_read)
+        least = config.read_bytes_per_second
+        if host.io_pressure is None or host.io_pressure < config.io_limit_ratio:
+            least = max(least, config.read_share_ratio * self._most_read)
         is_waiting = host.io_pressure is None or host.io_pressure >= config.io_pressure_ratio
         if host.reads is not None and host.reads > least and is_waiting:
             return "storage"
