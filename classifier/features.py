@@ -128,7 +128,9 @@ def _profiling() -> list[Feature]:
         *_rows("dram", 300.0, (st.mean, st.swing)),
     ]
     for window_s in (60.0, 300.0):
-        for upper, lower in (("tensor", "sm"), ("dram", "sm"), ("dram", "tensor"), ("fp64", "sm")):
+        for upper, lower in (
+            ("tensor", "sm"), ("dram", "sm"), ("dram", "tensor"), ("fp64", "sm"), ("fp32", "sm"), ("sm", "util"),
+        ):  # fmt: skip
             rows.append(_row(f"{upper}_{lower}", st.mean_ratio, window_s, "ratio", _LEVEL_SAMPLES, upper, lower))
     for upper, lower in (
         ("hmma", "tensor"), ("imma", "tensor"), ("dfma", "tensor"),

@@ -1,6 +1,10 @@
 """The model's two levels: idle or busy, then what a busy GPU works on; NumPy only.
 
 Each level has its own trees and its own temperature, since the first is nearly always sure and the second seldom.
+
+The second level may know a class beside those it answers: `strange`, made-up work that takes each part of what is
+measured from another window, so that the parts do not belong together. It is never answered. Its probability is shared
+by the answers: what resembles nothing known is no more likely one than another, and so falls below any threshold.
 """
 
 from __future__ import annotations
@@ -21,6 +25,8 @@ BUSY: Final = "busy"
 #: Classes of the two levels. The second may lack `other` where nothing of it was trained on.
 ACTIVITY_CLASSES: Final = (IDLE, BUSY)
 WORKLOAD_CLASSES: Final = tuple(name for name in CLASSES if name != IDLE)
+#: Of the second level, always the last.
+STRANGE: Final = "strange"
 LEVELS: Final = ("activity", "workload")
 
 
@@ -44,8 +50,8 @@ class Level:
     def load(cls, name: str, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, features: int) -> Level:
         """Build level `name` of a bundle; raises KeyError, ValueError or TypeError where it is none."""
         classes = tuple(str(one) for one in about["classes"])
-        allowed = ACTIVITY_CLASSES if name == "activity" else WORKLOAD_CLASSES
-        if len(classes) < 2 or [one for one in allowed if one in classes] != list(classes):
+        allowed = ACTIVITY_CLASSES if name == "activity" else (*WORKLOAD_CLASSES, STRANGE)
+        if len(answered(classes)) < 2 or [one for one in allowed if one in classes] != list(classes):
             raise ValueError(f"level {name} has the classes {classes!r}, of {allowed!r}")
         temperature = float(about["temperature"])
         if not 0.0 < temperature < float("inf"):
@@ -82,7 +88,8 @@ class Hierarchy:
         """Return the probability of every class from those of the two levels."""
         result: Array = np.zeros((activity.shape[0], len(CLASSES)))
         result[:, CLASSES.index(IDLE)] = activity[:, 0]
-        for name, share in zip(self.workload.classes, workload.T, strict=True):
+        classes = self.workload.classes
+        for name, share in zip(answered(classes), shared(workload, classes).T, strict=True):
             result[:, CLASSES.index(name)] = activity[:, 1] * share
         return result
 
@@ -95,6 +102,7 @@ class Hierarchy:
         """
         activity = self.activity.contributions(row, features)
         workload = self.workload.contributions(row, features)
+        workload = workload[:, : len(answered(self.workload.classes))]
         workload = workload - workload.mean(axis=1, keepdims=True)
         result: Array = np.zeros((features, len(CLASSES)))
         for name in WORKLOAD_CLASSES:
@@ -111,6 +119,23 @@ class Hierarchy:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return the arrays to store."""
         return {**self.activity.arrays("activity"), **self.workload.arrays("workload")}
+
+
+def answered(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the classes of a level that are answers."""
+    return tuple(name for name in classes if name != STRANGE)
+
+
+def shared(probabilities: Array, classes: tuple[str, ...]) -> Array:
+    """Return the probabilities of the second level's answers, that of STRANGE shared by them; each row sums to 1."""
+    if STRANGE not in classes:
+        return probabilities
+    known, strange = probabilities[:, :-1], probabilities[:, -1:]
+    total = known.sum(axis=1, keepdims=True)
+    count = known.shape[1]
+    among: Array = np.where(total > 0, known, 1.0) / np.where(total > 0, total, count)
+    result: Array = (1.0 - strange) * among + strange / count
+    return result
 
 
 def both_scores(raw: Array) -> Array:

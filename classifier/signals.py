@@ -135,6 +135,7 @@ SIGNALS: Final[Mapping[str, Signal]] = {
     "imma": _profiling("tensor_imma_active_ratio"),
     "dfma": _profiling("tensor_dfma_active_ratio"),
     "fp64": _profiling("fp64_active_ratio"),
+    "fp32": _profiling("fp32_active_ratio"),
     "fp16": _profiling("fp16_active_ratio"),
     "nvlink_rx": _decades("nvlink_receive"),
     "nvlink_tx": _decades("nvlink_transmit"),

@@ -110,7 +110,7 @@ def train_on(
         recorded=int(data.recorded.sum()),
         temperatures=hierarchy.temperatures,
         thresholds=thresholds,
-        test=_scores(hierarchy.probabilities, data.take(test), thresholds),
+        test=_scores(lambda rows: fitted.probabilities(rows, hierarchy.temperatures), data.take(test), thresholds),
         held_out=_held_scores(held, probabilities, thresholds),
     )
     domain = fit_domain(data.rows[fitting], data.families[fitting], data.rows[calibration], config.domain_quantile)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from agent.errors import FaultError
 from agent.vocabulary import CLASSES
 from classifier.features import CORE_FEATURES, FEATURE_NAMES
-from classifier.hierarchy import ACTIVITY_CLASSES
+from classifier.hierarchy import ACTIVITY_CLASSES, answered
 from classifier.model import ARRAYS_NAME, CARD_NAME, ESTIMATOR, JSON_NAME, SCHEMA, Domain, feature_schema
 from classifier.own_traces import OwnTraces
 from classifier.profiles import PROFILE_NAMES
@@ -133,7 +133,7 @@ def metadata_of(
 _TOLD: Final = (
     "exclude_kinds", "copies", "members", "max_iter", "activity_iter", "max_bins", "max_depth", "max_leaf_nodes",
     "min_samples_leaf", "learning_rate", "l2_regularization", "max_features", "family_balance", "recorded_share",
-    "family_folds", "unseen_share", "target_precision", "domain_quantile",
+    "strange_share", "strange_weight", "family_folds", "unseen_share", "target_precision", "domain_quantile",
 )  # fmt: skip
 
 
@@ -145,6 +145,7 @@ def domain_arrays(domain: Domain) -> dict[str, NDArray[Any]]:
 def card_of(metadata: dict[str, Any], report: TrainingReport) -> str:
     """Return the model card in Markdown."""
     training, core = metadata["training"], len(CORE_FEATURES)
+    answers = answered(tuple(metadata["levels"]["workload"]["classes"]))
     kinds = "\n".join(f"- {kind}: {count} windows" for kind, count in training["kinds"].items())
     origin = (
         "**Trained on simulated data only.** No recording of a real machine went into it. docs/accuracy.md says how it "
@@ -174,13 +175,15 @@ of {training["unseen_share"]:g} in what temperatures and thresholds are set on.
 
 ## What it is
 
-Two levels: idle or busy, then {", ".join(metadata["levels"]["workload"]["classes"])}. Each is the mean of
+Two levels: idle or busy, then {", ".join(answers)}. Each is the mean of
 {training["members"]} fits of scikit-learn's {ESTIMATOR} ({metadata["libraries"]["scikit-learn"]};
 {training["activity_iter"]} and {training["max_iter"]} rounds, depth at most {training["max_depth"]},
 {training["max_leaf_nodes"]} leaves), exported as arrays.
 {len(FEATURE_NAMES)} features over 15 to 900 s; temperatures {report.temperatures[0]:.3g} and
 {report.temperatures[1]:.3g}; abstention below {levels(report.thresholds)} by channel profile; a diagonal Mahalanobis
-distance over {core} core features to the nearest trained family refuses what is out of its domain.
+distance over {core} core features to the nearest trained family refuses what is out of its domain. Made-up work, parts
+of different windows put together ({training["strange_share"]:g} for each busy window), is a class that is never
+answered: its probability is shared by the answers.
 
 Profiles: U utilisation and memory, P with power and clocks, G with profiling, NVLink and PCIe, N with the node around.
 

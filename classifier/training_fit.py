@@ -15,9 +15,20 @@ from numpy.typing import NDArray
 from agent.errors import UsageError
 from agent.history import Array
 from agent.vocabulary import CLASSES
-from classifier.hierarchy import ACTIVITY_CLASSES, IDLE, WORKLOAD_CLASSES, Hierarchy, Level, both_scores
+from classifier.features import FEATURES
+from classifier.hierarchy import (
+    ACTIVITY_CLASSES,
+    IDLE,
+    STRANGE,
+    WORKLOAD_CLASSES,
+    Hierarchy,
+    Level,
+    both_scores,
+    shared,
+)
 from classifier.model import ESTIMATOR, Domain, core_columns
 from classifier.profiles import PROFILE_NAMES, mask
+from classifier.signals import SIGNALS
 from classifier.training_channels import drop_channels
 from classifier.training_config import TrainingConfig
 from classifier.training_data import Dataset
@@ -37,6 +48,23 @@ _LEAST_PROTOTYPE: Final = 5
 _LEAVES: Final = 100
 _LEAST_LEAF: Final = 5
 _IDLE: Final = CLASSES.index(IDLE)
+#: Parts of what is measured, by the beginning of a channel's name, that made-up work takes from several windows; what
+#: begins otherwise (network, disks, file systems, InfiniBand) is one part more. A feature goes with its first channel.
+PARTS: Final = (
+    ("sm_", "tensor_", "dram_", "fp64_", "fp32_", "fp16_"),
+    ("nvlink_", "infiniband_"),
+    ("pcie_",),
+    ("power_", "energy_"),
+    ("utilization_", "memory_utilization_"),
+    ("process_", "memory_used_"),
+)
+
+
+def _part_of(channel: str) -> int:
+    return next((number for number, part in enumerate(PARTS) if channel.startswith(part)), len(PARTS))
+
+
+_PART_OF_COLUMN: Final = np.array([_part_of(SIGNALS[feature.channels[0]].channel) for feature in FEATURES])
 
 
 def split(data: Dataset, seed: int) -> tuple[Indices, Indices, Indices]:
@@ -86,14 +114,19 @@ def family_folds(data: Dataset, folds: int, seed: int) -> Iterator[tuple[Indices
 
 
 def augmented(config: TrainingConfig, data: Dataset, seed: int) -> Dataset:
-    """Return `config.copies` copies of the windows, each scenario with other channels left out in each."""
+    """Return the windows as they are and `config.copies` copies, each scenario with other channels left out in each.
+
+    Machines that show all there is are a third of the draws only, and what combines all of it is learnt from them.
+    """
     rng = np.random.default_rng([seed, 6])
+    count = config.copies + 1
+    dropped = [drop_channels(data.rows, data.groups, rng) for _ in range(config.copies)]
     return Dataset(
-        rows=np.concatenate([drop_channels(data.rows, data.groups, rng) for _ in range(config.copies)]),
-        labels=np.tile(data.labels, config.copies),
-        groups=np.tile(data.groups, config.copies),
-        kinds=np.tile(data.kinds, config.copies),
-        sources=np.tile(data.sources, config.copies),
+        rows=np.concatenate((data.rows, *dropped)),
+        labels=np.tile(data.labels, count),
+        groups=np.tile(data.groups, count),
+        kinds=np.tile(data.kinds, count),
+        sources=np.tile(data.sources, count),
     )
 
 
@@ -132,9 +165,22 @@ class Fitted:
         )
 
     def scores(self, rows: Array) -> tuple[Array, Array]:
-        """Return the scores of both levels, shapes (rows, 2) and (rows, classes of the second)."""
-        plain = self.hierarchy((1.0, 1.0))
-        return both_scores(plain.activity.trees.raw(rows)), both_scores(plain.workload.trees.raw(rows))
+        """Return the scores of both levels, shapes (rows, 2) and (rows, classes of the second).
+
+        scikit-learn gives them: the exported trees equal it, and take much longer for a hundred thousand rows.
+        """
+        first, second = (
+            np.mean([member.decision_function(rows).reshape(len(rows), -1) for member in members], axis=0)
+            for members in (self.activity, self.workload)
+        )
+        return both_scores(first), both_scores(second)
+
+    def probabilities(self, rows: Array, temperatures: tuple[float, float]) -> Array:
+        """Return the probability of every class, as `hierarchy` with these temperatures does."""
+        hierarchy = self.hierarchy(temperatures)
+        return hierarchy.combine(
+            *(softmax(part / one) for part, one in zip(self.scores(rows), temperatures, strict=True))
+        )
 
 
 def fit_hierarchy(config: TrainingConfig, data: Dataset, *, seed: int) -> Fitted:
@@ -146,21 +192,59 @@ def fit_hierarchy(config: TrainingConfig, data: Dataset, *, seed: int) -> Fitted
     missing = [n for k, n in enumerate(CLASSES) if n not in optional and not (data.labels == k).any()]
     if missing:
         raise UsageError(f"the training data holds no window of {', '.join(missing)}; add scenarios of that class")
-    data = augmented(config, data, seed)
-    busy = data.labels != _IDLE
-    working = data.take(busy)
-    classes = tuple(name for name in WORKLOAD_CLASSES if (working.labels == CLASSES.index(name)).any())
+    classes = tuple(name for name in WORKLOAD_CLASSES if (data.labels == CLASSES.index(name)).any())
     places = np.array([classes.index(name) if name in classes else -1 for name in CLASSES])
+    first, second = replace(config, max_iter=config.activity_iter), config
+    activity: list[Any] = []
+    workload: list[Any] = []
+    for number in range(config.members):
+        own = 1000 * seed + number  # channels, made-up work and features of splits: every member draws its own
+        seen = augmented(config, data, own)
+        busy = seen.labels != _IDLE
+        activity.append(_member(first, seen, busy.astype(np.int64), own))
+        strange = strange_rows(config, data.take(data.labels != _IDLE), own)
+        working = seen.take(busy)
+        workload.append(_member(second, working, places[working.labels], own, strange=strange, label=len(classes)))
     return Fitted(
-        activity=_members(replace(config, max_iter=config.activity_iter), data, busy.astype(np.int64), seed),
-        workload=_members(config, working, places[working.labels], seed),
-        classes=classes,
+        activity=tuple(activity),
+        workload=tuple(workload),
+        classes=(*classes, STRANGE) if len(strange) else classes,
     )
 
 
-def _members(config: TrainingConfig, data: Dataset, labels: NDArray[np.int64], seed: int) -> tuple[Any, ...]:
-    weights = weights_of(config, data, labels)
-    return tuple(fit(config, data.rows, labels, weights, seed=1000 * seed + number) for number in range(config.members))
+def _member(
+    config: TrainingConfig,
+    data: Dataset,
+    labels: NDArray[np.int64],
+    seed: int,
+    *,
+    strange: Array | None = None,
+    label: int = 0,
+) -> Any:  # noqa: ANN401 - untyped
+    """Return one fit; rows of `strange` have the class `label`."""
+    rows, weights = data.rows, weights_of(config, data, labels)
+    if strange is not None and len(strange):
+        rows = np.concatenate((rows, strange))
+        labels = np.concatenate((labels, np.full(len(strange), label)))
+        weights = np.concatenate((weights, np.full(len(strange), config.strange_weight)))
+    return fit(config, rows, labels, weights, seed=seed)
+
+
+def strange_rows(config: TrainingConfig, working: Dataset, seed: int) -> Array:
+    """Return made-up work: windows of which each part (PARTS) is left or taken from another window, by a coin each.
+
+    Single parts look like known work, together they do not. Channels are left out of every second of them.
+    """
+    rng = np.random.default_rng([seed, 8])
+    count = round(config.strange_share * working.labels.size)
+    rows: Array = working.rows[rng.integers(working.labels.size, size=count)] if count else working.rows[:0]
+    others = rng.integers(max(1, working.labels.size), size=count)
+    for part in np.unique(_PART_OF_COLUMN):
+        taken = rng.random(count) < 0.5
+        columns = np.flatnonzero(part == _PART_OF_COLUMN)
+        rows[np.ix_(taken, columns)] = working.rows[np.ix_(others[taken], columns)]
+    rows[::2] = drop_channels(rows[::2], np.arange(len(rows[::2])), rng)
+    return rows
 
 
 def fit(config: TrainingConfig, rows: Array, labels: NDArray[np.int64], weights: Array, *, seed: int) -> Any:  # noqa: ANN401 - untyped
@@ -282,15 +366,20 @@ def fit_temperatures(
     places = np.array([classes.index(name) if name in classes else -1 for name in CLASSES])[labels]
     known = busy & (places >= 0)
     first = fit_temperature(scores[0], busy.astype(np.int64), weights)
-    return first, fit_temperature(scores[1][known], places[known], weights[known])
+    return first, fit_temperature(scores[1][known], places[known], weights[known], classes)
 
 
-def fit_temperature(raw: Array, labels: NDArray[np.int64], weights: Array | None = None) -> float:
-    """Return the divisor of raw scores that minimises the log loss, by golden-section search over its logarithm."""
+def fit_temperature(
+    raw: Array, labels: NDArray[np.int64], weights: Array | None = None, classes: tuple[str, ...] = ()
+) -> float:
+    """Return the divisor of raw scores that minimises the log loss, by golden-section search over its logarithm.
+
+    `classes` are those of the scores where STRANGE may be among them; the loss is that of the answers.
+    """
     rows = np.arange(labels.size)
 
     def loss(exponent: float) -> float:
-        likelihoods = np.log(np.maximum(softmax(raw / np.exp(exponent))[rows, labels], 1e-300))
+        likelihoods = np.log(np.maximum(shared(softmax(raw / np.exp(exponent)), classes)[rows, labels], 1e-300))
         return -float(np.average(likelihoods, weights=weights))
 
     low, high = -3.0, 3.0

@@ -9,6 +9,7 @@ from classifier.profiles import PROFILE_NAMES
 from classifier.report.experiment import Results
 from classifier.report.figures import (
     RealFigures,
+    SimulatedFigures,
     declared_of_profile,
     never_training,
     real_methods,
@@ -86,15 +87,23 @@ def _simulated(results: Results) -> list[Bar]:
     figures = {name: simulated_figures(results, name, 60.0) for name in PROFILE_NAMES}
     wide = "families held out, 60 s"
     reasons = {name: f"{_SIMULATED_WHY} Under {name}: {worst_families(results, name)}." for name in ("N", "G")}
-    found.append(at_least(f"N, simulated {wide}: balanced accuracy", 0.98, figures["N"].balanced, reasons["N"]))
+    found.append(_balanced("N", wide, 0.98, figures["N"], reasons["N"]))
     found.append(at_least(f"N, simulated {wide}: macro-F1", 0.95, figures["N"].macro_f1, reasons["N"]))
-    found.append(at_least(f"G, simulated {wide}: balanced accuracy", 0.95, figures["G"].balanced, reasons["G"]))
+    found.append(_balanced("G", wide, 0.95, figures["G"], reasons["G"]))
     why = "Families never seen are answered too surely. Calibration on families of their own, and more of them, help."
     found += [
         at_most(f"{name}, simulated {wide}: calibration error", 0.05, figures[name].calibration, why)
         for name in PROFILE_NAMES
     ]
     return found
+
+
+def _balanced(profile: str, wide: str, bar: float, figures: SimulatedFigures, why: str) -> Bar:
+    """Return the bar of a balanced accuracy: without `other`, which macro-F1 is asked for with; both are shown."""
+    name = f"{profile}, simulated {wide}: balanced accuracy over training, inference and idle"
+    found = at_least(name, bar, figures.balanced_without_other, why)
+    measured = f"{found.measured} (with other: {figures.balanced.format()})"
+    return Bar(name=found.name, bar=found.bar, measured=measured, gap=found.gap, why=found.why)
 
 
 def _real(results: Results) -> list[Bar]:

@@ -35,7 +35,7 @@ from classifier.report.windows import Windows
 #: Name of this program's model in tables.
 OURS: Final = "warpwatch"
 RELIABILITY: Final = 0.95
-_TRAINING, _IDLE = CLASSES.index("training"), CLASSES.index("idle")
+_TRAINING, _IDLE, _OTHER = CLASSES.index("training"), CLASSES.index("idle"), CLASSES.index("other")
 _BUSY: Final = tuple(CLASSES.index(name) for name in ("training", "inference", "other"))
 
 
@@ -60,6 +60,7 @@ class SimulatedFigures:
 
     windows: int
     balanced: Estimate  # at full coverage, or of all windows with abstentions wrong
+    balanced_without_other: Estimate  # over training, inference and idle: windows of these, `other` a wrong answer
     macro_f1: Estimate
     coverage: float
     balanced_said: Estimate  # of what is said
@@ -100,6 +101,9 @@ def _figures(results: Results, chosen: Flags, forced: Labels, said: Labels) -> S
     return SimulatedFigures(
         windows=labels.size,
         balanced=_over(results, chosen, lambda w: balanced_accuracy(labels, forced, w)),
+        balanced_without_other=_over(
+            results, chosen, lambda w: balanced_accuracy(labels, forced, np.where(labels == _OTHER, 0.0, w))
+        ),
         macro_f1=_over(results, chosen, lambda w: macro_f1(labels, forced, w)),
         coverage=_share(said != ABSTAINED),
         balanced_said=_over(results, chosen, lambda w: _of_said(labels, said, w)),

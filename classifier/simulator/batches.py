@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from classifier.simulator.inference import loading_stage
 from classifier.simulator.overlays import Extra, Overlaid
 from classifier.simulator.priors import GB, take
 from classifier.simulator.scenario import Draws
-from classifier.simulator.serving_styles import BATCH, DIFFUSION, IMAGES
+from classifier.simulator.serving_styles import BATCH, DIFFUSION, ITEM_STYLES
 from classifier.simulator.signals import (
     Array,
     Cyclic,
@@ -27,6 +28,7 @@ from classifier.simulator.signals import (
     pieces,
     scale_to_mean,
 )
+from classifier.simulator.steps import PLAIN_SINGLES, SINGLES
 from classifier.simulator.training import Span
 
 
@@ -42,6 +44,7 @@ def _job(
     signals: tuple[Signal, ...],
     host: list[HostLoad],
     loaded_s: float,
+    singles: tuple[float, float] = SINGLES,
 ) -> Job:
     """Return a job that loads until `loaded_s` and then works."""
     loading, read = loading_stage(draws, board, len(gpus), memory, Span(span.begin_s, loaded_s, span.begin_s))
@@ -58,6 +61,7 @@ def _job(
         host=(*read, *host),
         power_gain=power_gain,
         drift=draws.log_uniform("drift", 0.003, 0.03),
+        singles=singles,
     )
 
 
@@ -153,24 +157,34 @@ def _files(draws: Draws, start_s: float, end_s: float) -> list[HostLoad]:
     return host
 
 
-def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) -> Job:
-    """Return a service for embeddings or images: small batches as items arrive, one server per GPU."""
+#: By style: weights of where items come from (network, disk, network file system, another process), and how often the
+#: tensor cores are not used.
+_ITEM_HABITS: Final[dict[str, tuple[tuple[float, ...], float]]] = {
+    "images": ((5, 1.5, 1.5, 2), 0.2),
+    "embedding": ((1, 3, 3, 2), 0.08),
+    "speech": ((1, 3, 3, 1), 0.1),
+}
+
+
+def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, style: str = "images") -> Job:
+    """Return embeddings, images or speech: batches as items arrive or as a backlog gives them, one server per GPU."""
+    priors, (sources, plain_share) = ITEM_STYLES[style], _ITEM_HABITS[style]
     loaded_s = span.begin_s + draws.log_uniform("load_s", 3, 30)
     first_s = max(span.start_s - 5, loaded_s)
     cells = max(2, int(np.ceil((span.end_s - first_s) / CELL_S)) + 1)
-    load = take(draws, IMAGES, "load")
-    batch_s = take(draws, IMAGES, "batch_s")
-    items = take(draws, IMAGES, "batch_size")
-    sm = take(draws, IMAGES, "sm")
-    plain = draws.chance("without_tensor_cores", 0.2)
-    tensor = take(draws, IMAGES, "tensor", sm) * (not plain)
-    dram = take(draws, IMAGES, "dram")
-    pcie = take(draws, IMAGES, "pcie_gb_s") * GB
+    load = take(draws, priors, "load")
+    batch_s = take(draws, priors, "batch_s")
+    items = take(draws, priors, "batch_size")
+    sm = take(draws, priors, "sm")
+    plain = draws.chance("without_tensor_cores", plain_share)
+    tensor = take(draws, priors, "tensor", sm) * (not plain)
+    dram = take(draws, priors, "dram")
+    pcie = take(draws, priors, "pcie_gb_s") * GB
     halves = draws.uniform("fp16", 0.01, 0.15) * draws.chance("half_precision", 0.4)
     integers = draws.uniform("integer_share", 0.3, 0.95) * draws.chance("quantised", 0.15)
     back = draws.log_uniform("pcie_asymmetry", 0.005, 0.2)
-    cores = take(draws, IMAGES, "cores")
-    shape = load_shape(draws, IMAGES, cells)
+    cores = take(draws, priors, "cores")
+    shape = load_shape(draws, priors, cells)
     signals: list[Signal] = []
     for _ in gpus:
         # Batches that start in a cell; what a cell cannot hold waits for the next ones, two seconds at most.
@@ -195,9 +209,9 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
                 },
             )
         )
-    rate = len(gpus) * min(load, 1.0) / batch_s * items * take(draws, IMAGES, "bytes_per_item")
+    rate = len(gpus) * min(load, 1.0) / batch_s * items * take(draws, priors, "bytes_per_item")
     # Over the network, from files, or from another process of the same host, which no counter sees.
-    source = draws.choice("input_from", ("network_receive", "disk_read", "filesystem_read", "host"), (5, 1.5, 1.5, 2))
+    source = draws.choice("input_from", ("network_receive", "disk_read", "filesystem_read", "host"), sources)
     from_network = source == "network_receive"
     results = min(0.05 * rate, 2e8) if from_network else draws.log_uniform("result_bytes_per_second", 1e2, 1e6)
     logs = draws.log_uniform("log_bytes_per_second", 1e2, 3e5)
@@ -207,8 +221,8 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
         board,
         gpus,
         span,
-        memory=take(draws, IMAGES, "memory"),
-        power_gain=take(draws, IMAGES, "power_gain"),
+        memory=take(draws, priors, "memory"),
+        power_gain=take(draws, priors, "power_gain"),
         signals=tuple(signals),
         host=[
             *([] if source == "host" else [traffic(channel=source, bytes_per_second=min(rate, 2e9), roughness=0.4)]),
@@ -216,6 +230,7 @@ def vision_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
             traffic(channel="disk_written", bytes_per_second=logs, roughness=1.2),
         ],
         loaded_s=loaded_s,
+        singles=PLAIN_SINGLES if plain else SINGLES,
     )
 
 

@@ -16,6 +16,8 @@ from classifier.simulator.signals import Job
 from classifier.simulator.training import Span, training_job
 
 _MIXED: Final = "mixed_node"
+#: Share of the scenarios whose recorder sits in a container and sees no process; prior.
+_UNLISTED: Final = 0.08
 _BOARD_WEIGHTS: Final = {
     "H100": 0.3,
     "A100": 0.22,
@@ -155,4 +157,5 @@ def random_scenario(
         jitter_s=interval * float(np.exp(rng.uniform(np.log(0.001), np.log(0.05)))),
         begin_s=begin if rng.random() < 0.6 else 0.0,
         infiniband=board in {"H100", "H200", "A100"} and bool(rng.random() < 0.5),
+        processes_listed=bool(rng.random() >= _UNLISTED),
     )

@@ -70,6 +70,47 @@ CODES: Final[dict[str, Priors]] = {
         "memory": even(0.2, 0.95, "prior"),
         "dump_bytes_per_second": log(2e8, 5e9, "prior"),
     },
+    # Waves through rock: single precision, bound by memory, shots read and images written.
+    "seismic": {
+        **_CODE,
+        "sm": even(0.45, 0.92, "prior"),
+        "step_s": log(0.01, 1, "prior"),
+        "nvlink_gb_s": even(0, 40, "halos of a large domain; prior"),
+        "tensor": even(-0.1, 0.0, "none"),
+        "fp64": even(-0.1, 0.02, "hardly any"),
+        "dram": even(0.5, 0.92, "stencils of high order; prior"),
+        "memory": even(0.3, 0.97, "prior"),
+        "pcie_gb_s": log(0.05, 6, "wavefields kept in host memory; prior"),
+        "dump_every_s": log(20, 600, "prior"),
+        "dump_bytes_per_second": log(1e8, 5e9, "prior"),
+    },
+    # Quantum chromodynamics: solvers of mixed precision, halos over NVLink and the fabric all the time.
+    "lattice": {
+        **_CODE,
+        "sm": even(0.35, 0.85, "prior"),
+        "step_s": log(0.02, 2, "an iteration of an outer solver; prior"),
+        "nvlink_gb_s": even(5, 60, "prior"),
+        "tensor": even(-0.1, 0.03, "prior"),
+        "fp64": even(-0.05, 0.25, "the outer solver; prior"),
+        "dram": even(0.5, 0.9, "prior"),
+        "memory": even(0.1, 0.8, "prior"),
+        "fabric_gb_s": log(0.5, 20, "halos between nodes; prior"),
+    },
+    # Alignment of sequences and queries over tables: integers, hashes, reads without end.
+    "genomics": {
+        **_CODE,
+        "sm": even(0.3, 0.92, "prior"),
+        "busy": even(0.4, 1.0, "batches wait for the host at times; prior"),
+        "step_s": log(0.05, 10, "one batch; prior"),
+        "step_spread": log(0.05, 0.4, "prior"),
+        "nvlink_gb_s": even(0, 3, "prior"),
+        "pcie_gb_s": log(0.1, 8, "batches in and results out; prior"),
+        "tensor": even(-0.1, 0.0, "none"),
+        "fp64": even(-0.1, 0.02, "none"),
+        "dram": even(0.1, 0.8, "prior"),
+        "dump_every_s": log(20, 600, "prior"),
+        "cores": even(0.9, 12, "decompression and parsing; prior"),
+    },
     # Dense factorisation in double precision on tensor cores: dense and powerful like training.
     "linear_algebra": {
         **_CODE,
@@ -83,6 +124,16 @@ CODES: Final[dict[str, Priors]] = {
         "memory": even(0.4, 0.97, "prior"),
         "power_gain": even(0.85, 1.15, "prior"),
     },
+}
+#: FP32 pipe over SM activity by code; priors: what is not done in double precision or in integers is done here.
+_SINGLES: Final[dict[str, tuple[float, float]]] = {
+    "hpc": (0.03, 0.6),
+    "molecular_dynamics": (0.25, 0.7),
+    "fluid_dynamics": (0.02, 0.3),
+    "linear_algebra": (0.01, 0.12),
+    "seismic": (0.2, 0.6),
+    "lattice": (0.1, 0.5),
+    "genomics": (0.01, 0.15),
 }
 #: Tests of a burn-in or acceptance run: what each does, from `sm` to link rates as shares of the board's.
 _BURNS: Final[dict[str, dict[str, tuple[float, float]]]] = {
@@ -145,6 +196,7 @@ def code_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, styl
         host=host,
         power_gain=take(draws, priors, "power_gain"),
         drift=draws.log_uniform("drift", 0.002, 0.03),
+        singles=_SINGLES[style],
     )
 
 
@@ -218,6 +270,7 @@ def _burn(
         **test,
         "busy": 0.3 if name == "copies" else 1.0,
         "dfma": test["tensor"] if "fp64" in test else 0.0,
+        "fp32": test["sm"] * float(rng.uniform(0.6, 0.98) if name == "single" else rng.uniform(0.01, 0.15)),
         "hmma": 0.0 if "fp64" in test else test["tensor"],
         "nvlink_receive": nvlink,
         "nvlink_transmit": nvlink,

@@ -30,6 +30,20 @@ GRAPHICS: Final[dict[str, Priors]] = {
         "power_gain": even(0.6, 1.2, "prior"),
         "cores": even(0.5, 6, "prior"),
     },
+    # Offline rendering by tracing rays: kernels of CUDA or OptiX, one frame after another, pictures to storage.
+    "ray_tracing": {
+        "busy": even(0.8, 1.0, "a farm's queue never empties; prior"),
+        "sm": even(0.4, 0.92, "divergent rays; prior"),
+        "tensor": even(-0.15, 0.12, "a denoiser at the end of a frame, in some; prior"),
+        "dram": even(0.08, 0.5, "geometry and textures at random; prior"),
+        "pcie_gb_s": log(0.003, 1.0, "scenes out of core; prior"),
+        "memory": log(0.03, 0.9, "prior"),
+        "scene_s": log(5, 240, "a frame; prior"),
+        "depth": even(0.02, 0.3, "prior"),
+        "network_bytes_per_second": log(1e3, 3e6, "prior"),
+        "power_gain": even(0.7, 1.1, "prior"),
+        "cores": even(0.9, 3, "prior"),
+    },
     # Decoding, scaling and encoding: NVDEC and NVENC work, the multiprocessors hardly.
     "video": {
         "busy": even(0.05, 0.75, "prior"),
@@ -45,6 +59,10 @@ GRAPHICS: Final[dict[str, Priors]] = {
         "cores": even(0.5, 8, "prior"),
     },
 }
+
+
+#: FP32 pipe over SM activity: shaders, rays, filters, half of them integers; priors.
+_SINGLES: Final = {"graphics": (0.15, 0.65), "ray_tracing": (0.2, 0.65), "video": (0.05, 0.5)}
 
 
 def graphics_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, style: str = "graphics") -> Job:
@@ -91,6 +109,10 @@ def graphics_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, 
         ),
         power_gain=take(draws, priors, "power_gain"),
         drift=draws.log_uniform("drift", 0.004, 0.04),
+        singles=_SINGLES[style],
+        # nvml.h: nvmlDeviceGetComputeRunningProcesses lists no OpenGL or DirectX applications. What traces rays or
+        # scales video has a context of CUDA, and of the rest some have one beside.
+        listed=style != "graphics" or draws.chance("compute_context", 0.35),
     )
 
 

@@ -133,7 +133,13 @@ def notebook_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) 
         stages.append(_part(now, now + length_s, signals, (memory, grown), "other"))
         now += length_s
         memory = grown if rng.random() > 0.1 else max(0.01, 0.5 * grown)
-    return Job(gpus=gpus, stages=tuple(stages), power_gain=draws.uniform("power_gain", 0.7, 1.1), drift=0.02)
+    return Job(
+        gpus=gpus,
+        stages=tuple(stages),
+        power_gain=draws.uniform("power_gain", 0.7, 1.1),
+        drift=0.02,
+        singles=(0.02, 0.6),
+    )
 
 
 def _part(start_s: float, end_s: float, signals: tuple[Signal, ...], memory: tuple[float, float], what: str) -> Stage:
@@ -194,4 +200,5 @@ def mining_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span) ->
         ),
         power_gain=draws.uniform("power_gain", 0.6, 1.2),
         drift=0.0015,
+        singles=(0.005, 0.08),  # hashes are integers
     )

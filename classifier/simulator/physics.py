@@ -19,7 +19,7 @@ CELL_S: Final = 0.05
 #: The grid starts this long before the trace, so that sensors that average have something to average.
 PRE_ROLL_S: Final = 2.0
 #: Channels that drift with the work and never exceed 1.
-_PIPES: Final = ("sm", "tensor", "dram", "fp64", "fp16", "hmma", "imma", "dfma")
+_PIPES: Final = ("sm", "tensor", "dram", "fp64", "fp32", "fp16", "hmma", "imma", "dfma")
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ def simulate_arrays(scenario: Scenario, *, seed: int) -> SimulatedRun:
     rng = np.random.Generator(np.random.PCG64(seed))
     # What the recorder does never disturbs what is recorded.
     recorder_rng = np.random.Generator(np.random.PCG64([seed, 1]))
+    pipes_rng = np.random.Generator(np.random.PCG64([seed, 2]))
     grid = Grid.over(scenario.duration_s)
     times = _sample_times(recorder_rng, scenario)
     resets_s = tuple(np.sort(recorder_rng.uniform(0, scenario.duration_s, scenario.counter_resets)).tolist())
@@ -92,9 +93,14 @@ def simulate_arrays(scenario: Scenario, *, seed: int) -> SimulatedRun:
     jobs = jobs_of(scenario, board, span, rng)
     gpus: dict[int, SimulatedGpu] = {}
     for job in jobs:
+        singles = float(np.exp(pipes_rng.uniform(*np.log(job.singles))))
         drift = job.drift * smooth_noise(rng, grid.edges, float(rng.uniform(3, 40)))
         for rank, gpu in enumerate(job.gpus):
             state = board_state(rng, board, grid, job=job, rank=rank, drift=drift)
+            if not state.activity["fp32"].any():
+                state.activity["fp32"] = singles * state.activity["sm"]
+            if not (job.listed and scenario.processes_listed):
+                state.processes = [(-np.inf, ())]
             key = GpuKey(gpu, f"GPU-{uuid.UUID(bytes=rng.bytes(16), version=4)}")
             readings = read_gpu(recorder_rng, board, grid, state, times=times, style=style, resets_s=resets_s)
             _lose(recorder_rng, readings.core, scenario.unread_share)

@@ -33,6 +33,8 @@ class Scenario:
     infiniband: bool = False
     #: Whether a network file system is mounted whose bytes can be seen.
     filesystem: bool = True
+    #: Whether the recorder sees the processes: from within a container NVML lists none of the host's.
+    processes_listed: bool = True
     #: Who records: a name of `styles.STYLES`. `agent` is the live agent as an ordinary user.
     recorder: str = "agent"
     #: Share of the ticks that never came.

@@ -36,6 +36,7 @@ _PROFILED: Final = {
     "tensor_dfma_active_ratio": "dfma",
     "fp64_active_ratio": "fp64",
     "fp16_active_ratio": "fp16",
+    "fp32_active_ratio": "fp32",
 }
 _WAYS: Final = ("receive", "transmit")
 

@@ -130,6 +130,41 @@ IMAGES: Final[Priors] = {
     "cores": log(0.5, 12, "decoding images on the host; prior"),
 }
 
+ITEM_STYLES: Final[dict[str, Priors]] = {
+    "images": IMAGES,
+    # Texts of a corpus become vectors: an encoder, batch after batch from files, the queue never empty.
+    "embedding": {
+        **IMAGES,
+        "load": even(0.75, 1.4, "a backlog; prior"),
+        "batch_s": log(0.01, 0.6, "prior"),
+        "sm": even(0.5, 0.94, "0.4-0.8 of offline batches; prior"),
+        "tensor": even(0.25, 0.72, "share of SM; matrices of a prefill; prior"),
+        "dram": even(0.25, 0.65, "prior"),
+        "pcie_gb_s": log(0.003, 0.2, "tokens are small; prior"),
+        "bytes_per_item": log(3e2, 2e4, "texts; prior"),
+        "gusts": even(0.02, 0.3, "prior"),
+        "quiet_share": even(-0.5, 0.02, "prior"),
+        "memory": log(0.02, 0.7, "prior"),
+        "cores": log(0.9, 8, "tokenizers; prior"),
+    },
+    # Speech to text over files: an encoder for each half minute of sound, then a decoder that is bound by memory.
+    "speech": {
+        **IMAGES,
+        "load": even(0.5, 1.3, "a backlog, or calls as they come; prior"),
+        "batch_s": log(0.2, 6, "an encoder and some hundred tokens; prior"),
+        "batch_size": log(1, 32, "prior"),
+        "sm": even(0.15, 0.7, "prior"),
+        "tensor": even(0.05, 0.45, "share of SM; prior"),
+        "dram": even(0.2, 0.7, "prior"),
+        "pcie_gb_s": log(0.005, 0.3, "spectra; prior"),
+        "bytes_per_item": log(2e5, 3e6, "half a minute of sound; prior"),
+        "gusts": even(0.02, 0.6, "prior"),
+        "quiet_share": even(-0.5, 0.15, "prior"),
+        "memory": log(0.03, 0.8, "prior"),
+        "cores": log(0.9, 10, "decoding and resampling; prior"),
+    },
+}
+
 DIFFUSION: Final[Priors] = {
     "load": even(0.1, 1.05, "share of the time with a picture in work; above 1 a queue that never empties; prior"),
     "picture_s": log(2, 60, "square waves of 2-60 s; prior"),

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 #: What a GPU does, per cell. `busy` share of time with a kernel resident; `sm` and `spin` the SM activity that works
-#: and that only waits in a collective; `tensor`, `dram`, `fp64`, `fp16` pipe activity; `hmma`, `imma`, `dfma` the parts
-#: of `tensor` by data type, all of it `hmma` where a workload names none of them; the links in bytes per second.
-#: A channel that a workload leaves out is 0.
+#: and that only waits in a collective; `tensor`, `dram`, `fp64`, `fp32`, `fp16` pipe activity; `hmma`, `imma`, `dfma`
+#: the parts of `tensor` by data type, all of it `hmma` where a workload names none of them; the links in bytes per
+#: second. A channel that a workload leaves out is 0, but `fp32`, which is then `Job.singles` of the SM activity.
 GPU_ACTIVITY: Final = (
     "busy",
     "sm",
@@ -27,6 +27,7 @@ GPU_ACTIVITY: Final = (
     "tensor",
     "dram",
     "fp64",
+    "fp32",
     "fp16",
     "hmma",
     "imma",
@@ -160,6 +161,11 @@ class Job:
     spin_watts: float = 100.0
     #: Relative slow drift of the activity, shared by all ranks.
     drift: float = 0.02
+    #: Range of the FP32 pipe's activity over the SM's, drawn once for the job, where no signal says it. Matrices on the
+    #: tensor cores leave it to norms, activations and softmax.
+    singles: tuple[float, float] = (0.02, 0.2)
+    #: Whether NVML lists its processes as compute processes: it does not list what only draws (nvml.h).
+    listed: bool = True
 
 
 def cycle_starts(

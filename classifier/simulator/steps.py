@@ -31,6 +31,9 @@ _UNPACKED: Final = {"lora", "full_tuning", "reinforcement"}
 _OVER_PCIE: Final = {"ddp", "small_ddp", "single", "cnn", "starved", "tiny"}
 #: Data types and how often: without tensor cores in older or careless code.
 _PRECISIONS: Final = ("bf16", "fp16", "tf32", "fp32")
+#: FP32 pipe over SM activity, with the matrices on the tensor cores and without; priors, as every use of this pipe.
+SINGLES: Final = (0.02, 0.22)
+PLAIN_SINGLES: Final = (0.25, 0.75)
 _ONE_PROCESS: Final = 1.0  # cores of a main thread that launches kernels and waits for them
 
 
@@ -49,6 +52,7 @@ class Step:
     skew: Array
     pace: Array  # factor on the step per rank; ones where the ranks are one job
     waiting: float  # SM activity of a rank that waits in a collective
+    singles: tuple[float, float]  # of the job: FP32 pipe over SM activity
     together: bool  # whether the ranks wait for each other
     traffic: tuple[Array, Array]  # breaks and levels of the reduction over the step, mean 1
 
@@ -78,6 +82,7 @@ class _Means:
     over_pcie: float  # all-reduce where there is no NVLink
     offload: float
     cores: float
+    singles: tuple[float, float]
 
 
 def draw_step(
@@ -121,6 +126,7 @@ def draw_step(
         skew=draws.rng.uniform(0, min(0.05, 0.1 * step_s), ranks),
         pace=draws.rng.uniform(0.8, 1.25, ranks) if apart and ranks > 1 else np.ones(ranks),
         waiting=waiting,
+        singles=means.singles,
         together=not apart,
         traffic=_reduction(shapes[0]),
     )
@@ -157,6 +163,7 @@ def _means(draws: Draws, board: Board, priors: Priors, flavour: str, *, apart: b
         over_pcie=reduced if (board.nvlink_bytes_per_second == 0 or bypassed) and not apart else 0.0,
         offload=min(offload, 0.8 * board.pcie_bytes_per_second),
         cores=take(draws, priors, "cores"),
+        singles=PLAIN_SINGLES if precision == "fp32" else SINGLES,
     )
 
 

@@ -76,6 +76,7 @@ def training_job(
         power_gain=draws.uniform("power_gain", 0.88, 1.12),
         spin_watts=waiting_watts / step.waiting,
         drift=draws.log_uniform("drift", 0.004, 0.04),
+        singles=step.singles,
     )
 
 

@@ -24,6 +24,7 @@ from tests.classifier.fake_models import Unexplained
 KEY = GpuKey(0, "GPU-1")
 UTIL = FEATURE_NAMES.index("util__p50__60")
 LONG_UTIL = FEATURE_NAMES.index("util__p50__300")
+NVLINK = FEATURE_NAMES.index("nvlink_tx__p50__60")
 
 
 @dataclass
@@ -327,6 +328,19 @@ def test_unsure_model_is_ambiguous_with_its_probabilities():
     decision = Node(FakeModel(sure=0.6)).feed(0, 61).at(60)
     assert (decision.workload, decision.reason) == ("unknown", "ambiguous")
     assert decision.probabilities["training"] == pytest.approx(0.6)
+
+
+def test_the_model_says_for_each_row_how_sure_it_must_be():
+    class ByProfile(FakeModel):
+        def thresholds_of(self, rows):
+            return np.where(np.isnan(rows[:, NVLINK]), 0.9, 0.75)
+
+    alone = Node(ByProfile(sure=0.8)).feed(0, 61)
+    linked = Node(ByProfile(sure=0.8)).feed(
+        0, 61, nvlink_receive_bytes_per_second=1e9, nvlink_transmit_bytes_per_second=1e9
+    )
+    assert (alone.at(60).workload, alone.at(60).reason) == ("unknown", "ambiguous")
+    assert linked.at(60).workload == "training"
 
 
 def test_weak_evidence_does_not_grow_strong_by_repetition():

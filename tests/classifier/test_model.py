@@ -16,7 +16,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from agent.errors import UsageError
 from agent.vocabulary import CLASSES
 from classifier.features import CORE_FEATURES, FEATURE_NAMES, FEATURES
-from classifier.hierarchy import both_scores
+from classifier.hierarchy import STRANGE, both_scores, shared
 from classifier.model import ARRAYS_NAME, JSON_NAME, BundleError, load
 from classifier.training import TrainingConfig, train_on
 from classifier.training_data import Dataset
@@ -102,6 +102,7 @@ def test_trees_equal_scikit_learn(seed, depth, classes, missing, grid):
 @given(seed=some.integers(0, 10_000), other=some.booleans(), missing=some.sampled_from([0.1, 0.5]))
 def test_both_levels_equal_scikit_learn(seed, other, missing):
     # P(class) = P(busy) x P(class | busy), each level by scikit-learn's own predict_proba.
+    # The second level has one class more, made-up work, whose probability the others share.
     rng = np.random.default_rng(seed)
     labels = rng.choice([0, 1, 2, 3] if other else [0, 1, 2], 300)
     rows = rng.normal(size=(300, len(FEATURES)))
@@ -115,14 +116,26 @@ def test_both_levels_equal_scikit_learn(seed, other, missing):
     probes = [hard_rows(activity, rng)[::3], hard_rows(workload, rng)[::3], rows]
     for probe in probes:
         busy = activity.predict_proba(probe)[:, 1]
-        shares = workload.predict_proba(probe)
+        *shares, strange = workload.predict_proba(probe).T
         expected = np.zeros((len(probe), 4))
         expected[:, CLASSES.index("idle")] = 1 - busy
-        for place, name in enumerate(fitted.classes):
-            expected[:, CLASSES.index(name)] = busy * shares[:, place]
+        for share, name in zip(shares, fitted.classes[:-1], strict=True):
+            # Of the rest beside made-up work its share; of made-up work as much as every other answer.
+            among = share / sum(shares)
+            expected[:, CLASSES.index(name)] = busy * ((1 - strange) * among + strange / len(shares))
         assert np.abs(hierarchy.probabilities(probe) - expected).max() <= 1e-9
         assert np.abs(hierarchy.probabilities(probe).sum(axis=1) - 1).max() <= 1e-12
     assert ("other" in fitted.classes) == other
+    assert fitted.classes[-1] == STRANGE
+
+
+def test_what_is_strange_is_no_more_likely_one_class_than_another():
+    classes = ("training", "inference", "other", STRANGE)
+    # By hand: of the row's 0.6 that is not strange, training has 2/3; each answer gets a third of the 0.4 as well.
+    row = np.array([[0.4, 0.1, 0.1, 0.4]])
+    assert shared(row, classes)[0] == pytest.approx([0.6 * 4 / 6 + 0.4 / 3, 0.6 / 6 + 0.4 / 3, 0.6 / 6 + 0.4 / 3])
+    assert shared(np.array([[0.0, 0.0, 0.0, 1.0]]), classes)[0] == pytest.approx([1 / 3] * 3)
+    assert (shared(row[:, :3], classes[:3]) == row[:, :3]).all()
 
 
 def test_a_hand_made_domain_refuses_by_profile(bundle):

@@ -13,6 +13,7 @@ from agent.history import GpuHistory, HostHistory
 from agent.records import GpuLimits
 from agent.vocabulary import CLASSES
 from classifier.features import FEATURE_NAMES, compute_gpu
+from classifier.hierarchy import STRANGE
 from classifier.model import BUNDLED, JSON_NAME, load
 from classifier.profiles import PROFILE_NAMES, mask
 from classifier.scores import score
@@ -28,6 +29,7 @@ from classifier.training_fit import (
     fit_domain,
     fit_temperature,
     split,
+    strange_rows,
     views,
     weights_of,
 )
@@ -52,11 +54,11 @@ def test_equal_seeds_give_equal_windows_and_other_seeds_others(small):
 def test_all_classes_are_there_and_excluded_kinds_are_not(small):
     assert set(small.labels) == {0, 1, 2, 3}
     few = DatasetConfig(scenarios=20, duration_s=(120.0, 200.0), intervals_s=(1.0, 5.0))
-    without = simulate_dataset(few, 3, lambda _: None, exclude_kinds=("llm_serving",))
-    assert "llm_serving" in small.kinds[small.groups < 20]
-    assert "llm_serving" not in without.kinds
+    without = simulate_dataset(few, 3, lambda _: None, exclude_kinds=("hpc",))
+    assert "hpc" in small.kinds[small.groups < 20]
+    assert "hpc" not in without.kinds
     # All other scenarios stay what they were.
-    same = small.take(small.groups < 20).without_kinds(["llm_serving"])
+    same = small.take(small.groups < 20).without_kinds(["hpc"])
     assert without.digest() == same.digest()
 
 
@@ -106,6 +108,21 @@ def test_channels_vanish_independently_of_the_kind():
     assert kept[:, sm].mean() == pytest.approx(0.60 * (0.35 + 0.65 * (1 - CHANNEL_GROUPS["gpm"][0])), abs=0.02)
     tensor = FEATURE_NAMES.index("tensor__p50__60")
     assert np.array_equal(kept[:, sm], kept[:, tensor])  # a group goes as a whole
+
+
+def test_made_up_work_takes_its_parts_from_several_windows(small):
+    busy = small.take(small.labels != CLASSES.index("idle"))
+    numbers = np.arange(busy.labels.size, dtype=np.float64)
+    marked = replace(busy, rows=np.tile(numbers[:, np.newaxis], (1, len(FEATURE_NAMES))))  # a row is its number
+    rows = strange_rows(TrainingConfig(strange_share=0.5), marked, seed=1)
+    assert len(rows) == round(busy.labels.size / 2)
+    assert np.isfinite(rows[1::2]).all()  # every second one shows all channels
+    sources = [set(row[np.isfinite(row)]) for row in rows]
+    assert {len(found) for found in sources} <= {0, 1, 2}
+    assert np.mean([len(found) == 2 for found in sources]) > 0.5
+    sm = [position for position, name in enumerate(FEATURE_NAMES) if name.startswith(("sm__", "tensor__"))]
+    assert all(len(set(row[sm][np.isfinite(row[sm])])) <= 1 for row in rows)  # a part goes as a whole
+    assert len(strange_rows(TrainingConfig(strange_share=0.0), marked, seed=1)) == 0
 
 
 def test_one_draw_for_each_scenario():
@@ -312,7 +329,7 @@ def test_excluded_kinds_are_never_trained_on_and_other_may_be_unknown(small, tmp
     others = tuple(str(kind) for kind in np.unique(small.kinds[small.labels == CLASSES.index("other")]))
     train_on(replace(QUICK, exclude_kinds=others), small, tmp_path)
     model = load(tmp_path)
-    assert model.hierarchy.workload.classes == ("training", "inference")
+    assert model.hierarchy.workload.classes == ("training", "inference", STRANGE)
     assert not set(others) & set(model.metadata["training"]["kinds"])
     assert (model.predict(small.rows).probabilities[:, CLASSES.index("other")] == 0).all()
     assert all(kind in (tmp_path / "card.md").read_text() for kind in others)
