@@ -3,8 +3,8 @@
 Sees the driver's counters of the time that each reason was active (GpuSlowSample, every 5 s), which miss nothing; where
 a driver has none, the share of samples in which a reason was active, which misses short ones. Severity after SIGNALS
 6d: 2 where a thermal reason, of software or hardware, takes more than 5 % of a minute; 3 where the power brake does, or
-a hardware slowdown that is not thermal, for more than 1 %. The software power cap is normal work at the power limit
-and never counts, nor do idle clocks.
+a hardware slowdown that is not thermal, for more than 1 %; each in several readings of the minute, for a blip slows
+nobody down. The software power cap is normal work at the power limit and never counts, nor do idle clocks.
 
 Cannot see: a board that offers neither counters nor reasons, and a log without them. Of an older driver with a counter
 for thermal time alone, the power brake shows in the samples.
@@ -12,6 +12,7 @@ for thermal time alone, the power brake shows in the samples.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ _TEXT: Final = {
 _STALE_S: Final = 20.0
 #: Samples of a window in which a reason was active: one alone is no share.
 _LEAST_SAMPLES: Final = 2
+#: Readings of a window with which a counter has to grow, where there are at least twice as many: a blip is no share.
+_LEAST_STEPS: Final = {"sw_thermal": 3, "hw_thermal": 3, "hw_power_brake": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +168,9 @@ class ThrottledDetector:
             (_THERMAL, self._config.thermal_ratio, 2),
         ):
             for reason in reasons:
-                ratio = ratios.get(reason, 0.0)
-                if ratio <= (0.5 * limit if reason in known.since else limit):
+                ratio, is_known = ratios.get(reason, 0.0), reason in known.since
+                is_above = ratio > (0.5 * limit if is_known else limit)
+                if not is_above or not (is_known or _is_steady(known.readings, reason)):
                     known.since.pop(reason, None)
                     continue
                 since = known.since.setdefault(reason, now.later(-self._config.window_seconds))
@@ -194,3 +198,10 @@ def _share(card: GpuHistory, channel: str, now_s: float, seconds: float) -> floa
         return None
     active = float(values.sum())
     return active / values.size if active >= _LEAST_SAMPLES else 0.0
+
+
+def _is_steady(readings: Sequence[tuple[float, Mapping[str, float]]], reason: str) -> bool:
+    """Return whether the counter of this reason grew with several of the readings; True where there is none."""
+    totals = [totals[reason] for _, totals in readings if reason in totals]
+    least = min(_LEAST_STEPS.get(reason, 0), len(totals) // 2)
+    return sum(later > earlier for earlier, later in itertools.pairwise(totals)) >= least
