@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+
 from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey, GpuSlowSample
@@ -36,6 +38,8 @@ _TEXT: Final = {
 _STALE_S: Final = 20.0
 #: Samples of a window in which a reason was active: one alone is no share.
 _LEAST_SAMPLES: Final = 2
+#: Samples that show a reason have to lie in several parts of this length.
+_SPREAD_S: Final = 10.0
 #: Readings of a window with which a counter has to grow, where there are at least twice as many: a blip is no share.
 _LEAST_STEPS: Final = {"sw_thermal": 3, "hw_thermal": 3, "hw_power_brake": 2}
 
@@ -151,11 +155,11 @@ class ThrottledDetector:
         found: dict[str, float] = {}
         # The channel holds every reason that slows; where heat has counters it adds the brake alone.
         if "hw_power_brake" not in counted:
-            ratio = _share(card, "hw_slowed", now.monotonic_s, self._config.window_seconds)
+            ratio = _share(card, "hw_slowed", now.monotonic_s, self._config.window_seconds, 2)
             if ratio is not None:
                 found["hw_slowdown"] = ratio
         if not any(reason in counted for reason in _THERMAL):
-            ratio = _share(card, "throttled", now.monotonic_s, self._config.window_seconds)
+            ratio = _share(card, "throttled", now.monotonic_s, self._config.window_seconds, 3)
             if ratio is not None:
                 found["sw_thermal"] = max(0.0, ratio - found.get("hw_slowdown", 0.0))
         return found
@@ -191,13 +195,15 @@ class ThrottledDetector:
         return evidence
 
 
-def _share(card: GpuHistory, channel: str, now_s: float, seconds: float) -> float | None:
-    """Return the mean of a channel of 0 and 1; 0 where too few samples are above, None where it is not there."""
-    values = card.series(channel, now_s, seconds).values
-    if not values.size:
+def _share(card: GpuHistory, channel: str, now_s: float, seconds: float, least_parts: int) -> float | None:
+    """Return the mean of a channel of 0 and 1; 0 where few are above or all at once, None where it is not there."""
+    series = card.series(channel, now_s, seconds)
+    if not series.size:
         return None
-    active = float(values.sum())
-    return active / values.size if active >= _LEAST_SAMPLES else 0.0
+    active = series.times[series.values > 0]
+    if active.size < _LEAST_SAMPLES or np.unique(active // _SPREAD_S).size < least_parts:
+        return 0.0
+    return float(active.size) / series.size
 
 
 def _is_steady(readings: Sequence[tuple[float, Mapping[str, float]]], reason: str) -> bool:

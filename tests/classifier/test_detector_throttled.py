@@ -143,6 +143,17 @@ def test_samples_stand_in_for_counters(reasons, every, expected):
     assert sampled(reasons, every)[-1] == expected
 
 
+def test_samples_of_one_blip_are_no_share():
+    watched = card()
+    found = []
+    for n in range(120):
+        watched.at = float(n)
+        watched.feed(GpuSample, clock_event_reasons=("sw_thermal",) if n in (81, 82, 83, 84, 103, 104) else ())
+        if n % 5 == 0:
+            found.append(severity(watched.only()))
+    assert set(found) == {0}  # six of sixty samples, in two of six parts
+
+
 def test_samples_at_long_intervals():
     assert sampled(("sw_thermal",), 4, interval_s=5.0)[-1] == 2
     assert sampled(("hw_slowdown",), 100, interval_s=5.0)[-1] == 0
