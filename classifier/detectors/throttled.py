@@ -41,7 +41,7 @@ _LEAST_SAMPLES: Final = 2
 #: Samples that show a reason have to lie in several parts of this length.
 _SPREAD_S: Final = 10.0
 #: Readings of a window with which a counter has to grow, where there are at least twice as many: a blip is no share.
-_LEAST_STEPS: Final = {"sw_thermal": 3, "hw_thermal": 3, "hw_power_brake": 2}
+_LEAST_STEPS: Final = {"sw_thermal": 5, "hw_thermal": 5, "hw_power_brake": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,12 +74,12 @@ def test_it_ends_once_the_share_is_half_of_the_limit():
 
 
 @pytest.mark.parametrize(("reason", "blips", "expected"), [
-    ("sw_thermal", 2, 0), ("sw_thermal", 3, 2), ("hw_power_brake", 1, 0), ("hw_power_brake", 2, 3),
+    ("sw_thermal", 4, 0), ("sw_thermal", 5, 2), ("hw_power_brake", 1, 0), ("hw_power_brake", 2, 3),
 ])  # fmt: skip
 def test_a_blip_of_two_seconds_is_none_though_it_is_more_than_the_share(reason, blips, expected):
     watched = card()
     assert severity(counted(watched, 60, {})[-1]) == 0
-    begins = [70.0 + 15 * n for n in range(blips)]
+    begins = [70.0 + 10 * n for n in range(blips)]
 
     def tell(second: float) -> None:
         seconds = 2.0 * sum(begin <= second for begin in begins)
