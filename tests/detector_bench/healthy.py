@@ -82,6 +82,8 @@ def training_evaluates(draw: Draw) -> tuple[Node, Truth]:
     while now < node.seconds:
         job.train(now, now + every)
         now += every
+        if now >= node.seconds:
+            break
         for gpu in job.gpus:
             cells = node.span(now, now + length)
             rough = draw.rng.normal(1, 0.08, cells.stop - cells.start)
