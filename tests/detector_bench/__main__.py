@@ -36,17 +36,25 @@ def main(arguments: list[str]) -> int:
     start_s = clock.now().monotonic_s
     ours: list[Scored] = []
     rules: list[Scored] = []
-    for told, by_rules in run(cases, chosen.jobs):
+    failed = 0
+    for result in run(cases, chosen.jobs):
+        if isinstance(result, str):
+            failed += 1
+            _say(f"\nNOT PLAYED {result}\n")
+            continue
+        told, by_rules = result
         ours.append(told)
         rules.append(by_rules)
-        _progress(len(ours), len(cases), clock.now().monotonic_s - start_s)
+        _progress(len(ours) + failed, len(cases), clock.now().monotonic_s - start_s)
         if chosen.verbose:
             _say("".join(f"\n{line}" for line in troubles(told)))
+    for told in (ours, rules):
+        told.sort(key=lambda case: (case.group, case.kind, case.number))  # they ended in any order
     took_s = clock.now().monotonic_s - start_s
     if chosen.json:
         chosen.json.write_text(json.dumps([dataclasses.asdict(one) for one in ours], default=float) + "\n")
     sys.stdout.write("\n".join([*head(chosen.seed, chosen.share, ours, took_s), *report(ours, rules), ""]))
-    return 0
+    return int(failed > 0)
 
 
 def _progress(done: int, of: int, seconds: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import traceback
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -65,6 +66,14 @@ def _count(group: str, kind: Kind, kinds: list[Kind], count: int | None) -> int:
     return max(1, math.ceil(HEALTHY_GPU_DAYS / len(kinds) / days_each))
 
 
+def run_case_or_say(case: Case) -> tuple[Scored, Scored] | str:
+    """Play one case; where it cannot be, return why: one case must not cost a run of an hour."""
+    try:
+        return run_case(case)
+    except Exception:  # noqa: BLE001 - whatever it is, the other cases are played
+        return f"{case}: {traceback.format_exc()}"
+
+
 def run_case(case: Case) -> tuple[Scored, Scored]:
     """Play one case and return it told, by the detectors and by fixed rules."""
     kind = KINDS[case.kind]
@@ -104,14 +113,14 @@ def run_case(case: Case) -> tuple[Scored, Scored]:
     return told[0], told[1]
 
 
-def run(cases: list[Case], jobs: int | None = None) -> Iterator[tuple[Scored, Scored]]:
-    """Play all cases, some at once, and yield each as it ends."""
+def run(cases: list[Case], jobs: int | None = None) -> Iterator[tuple[Scored, Scored] | str]:
+    """Play all cases, some at once, and yield each as it ends, or why it could not be played."""
     jobs = jobs or os.cpu_count() or 1
     if jobs == 1:
-        yield from map(run_case, cases)
+        yield from map(run_case_or_say, cases)
         return
     with ProcessPoolExecutor(jobs) as pool:
         # The long ones first, so that no process is left with one at the end.
         cases = sorted(cases, key=lambda case: -KINDS[case.kind].hours)
-        for done in as_completed([pool.submit(run_case, case) for case in cases]):
+        for done in as_completed([pool.submit(run_case_or_say, case) for case in cases]):
             yield done.result()

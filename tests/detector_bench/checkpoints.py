@@ -136,7 +136,8 @@ def day_evaluates(draw: Draw) -> tuple[Node, Truth]:
         day.save()
         if draw.rng.random() < 0.2:
             length = draw.between(60, 1800)
-            rough = draw.rng.normal(1, 0.05, day.node.span(day.now, day.now + length).stop - int(day.now))
+            cells = day.node.span(day.now, day.now + length)
+            rough = draw.rng.normal(1, 0.05, max(0, cells.stop - cells.start))
             day.node.paint(
                 day.job.gpus, day.now, day.now + length, busy=0.9, sm=0.45 * rough, tensor=0.2 * rough, dram=0.3 * rough
             )
