@@ -62,7 +62,8 @@ class Ring:
         kept = self._data[:, self._start : self._end]
         size = kept.shape[1]
         capacity = self._data.shape[1]
-        if size > capacity // 2:
+        # A ring whose samples fit moves them every so often, and holds no room that it will never need.
+        if size > capacity - capacity // 16:
             grown = np.empty((2, capacity * 2 or 256))
             grown[:, :size] = kept
             self._data = grown
