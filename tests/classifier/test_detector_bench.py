@@ -35,14 +35,14 @@ def _scored(group: str = "fault") -> Scored:
 def test_it_holds_as_many_kinds_and_cases_as_the_issue_asks_for():
     # Issue 6: 40 kinds of healthy work for 300 GPU-days, 25 kinds of faults, 300 stall runs of which a third are
     # splices, 90 job-days.
-    groups = Counter(kind.group for kind in KINDS.values())
-    cases = plan(1)
+    groups = Counter(kind.group for kind in KINDS.values() if not kind.held_out)
+    cases = [case for case in plan(1) if not KINDS[case.kind].held_out]
     played = Counter(KINDS[case.kind].group for case in cases)
-    healthy = [KINDS[case.kind] for case in cases if not KINDS[case.kind].faults]
+    healthy = [KINDS[case.kind] for case in cases if KINDS[case.kind].group == "healthy"]
     days = sum(kind.hours / 24 * np.mean(kind.gpus) for kind in (*healthy, *(k for k in _quiet_days(cases))))
 
     assert groups["healthy"] >= 40
-    assert sum(bool(kind.faults) for kind in KINDS.values()) >= 25
+    assert sum(bool(kind.faults) for kind in KINDS.values() if not kind.held_out) >= 25
     assert played["stall"] + played["splice"] == 300
     assert played["splice"] == 100
     assert played["jobday"] == 90

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.clock import process_cpu_seconds
-from tests.detector_bench import checkpoints, faults, healthy, lookalikes, simulated, splices, stalls
+from tests.detector_bench import checkpoints, faults, healthy, held_out, lookalikes, simulated, splices, stalls
 from tests.detector_bench.cases import KINDS, Draw, Kind
 from tests.detector_bench.play import play
 from tests.detector_bench.rules import fixed_rules
@@ -21,14 +21,15 @@ from tests.detector_bench.scoring import Scored, score
 from tests.detector_bench.sensors import PROFILES, see
 
 #: The modules that register kinds.
-SOURCES = (checkpoints, faults, healthy, lookalikes, simulated, splices, stalls)
+SOURCES = (checkpoints, faults, healthy, lookalikes, simulated, splices, stalls, held_out)
 #: How much of each group the whole bench plays. Job-days without a fault are healthy work, too: some 80 GPU-days, which
 #: make it more than 300.
-HEALTHY_GPU_DAYS = 190.0
+HEALTHY_GPU_DAYS = 205.0
 STALLS = 200
 SPLICES = 100
 JOB_DAYS = 90
 FAULTS_EACH = 12
+HELD_OUT_EACH = 6
 #: Share of the cases that hear the labeller that ships; for the others every label is `unknown`.
 LABELLED = 0.25
 
@@ -52,7 +53,9 @@ def plan(seed: int, share: float = 1.0) -> list[Case]:
             cases = [Case(kinds[index % len(kinds)].name, index // len(kinds), seed) for index in range(count)]
         order = np.random.default_rng([seed, zlib.crc32(group.encode())]).permutation(len(cases))
         chosen += [cases[index] for index in order[: math.ceil(len(cases) * share)]]
-    held = [Case(kind.name, number, seed) for kind in KINDS.values() if kind.held_out for number in range(FAULTS_EACH)]
+    held = [
+        Case(kind.name, number, seed) for kind in KINDS.values() if kind.held_out for number in range(HELD_OUT_EACH)
+    ]
     order = np.random.default_rng([seed, 7]).permutation(len(held))
     return chosen + [held[index] for index in order[: math.ceil(len(held) * share)]]
 

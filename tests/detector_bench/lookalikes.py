@@ -222,7 +222,12 @@ def hot(draw: Draw) -> tuple[Node, Truth]:
 def thermal_blips(draw: Draw) -> tuple[Node, Truth]:
     node, job = _start(draw, "ddp")
     job.train(40, node.seconds)
-    node.reasons["sw_thermal"] += (draw.rng.random((node.gpus, node.slow)) < 1 / 700) * 0.4
+    for gpu in range(node.gpus):
+        tick = int(draw.rng.integers(20, 400))
+        while tick < node.slow:
+            # Two seconds, and no two within the minute that SIGNALS.md 6d looks at.
+            node.reasons["sw_thermal"][gpu, tick] = 0.4
+            tick += 40 + int(draw.rng.exponential(600))
     return node, Truth()
 
 

@@ -52,6 +52,7 @@ class Profile:
     pressure: bool = True
     memory_utilization: bool = True
     pcie: bool = True
+    power: bool = True
 
     def sees(self, *what: str) -> bool:
         """Return whether all of `what` can be seen."""
@@ -111,7 +112,9 @@ def see(node: Node, profile: Profile) -> Seen:
     for start, end in node.gaps:
         keep &= ~((times >= start) & (times < end))
     last = np.flatnonzero(keep & (np.arange(n) % every == every - 1))
-    core: dict[str, np.ndarray] = {"utilization_ratio": busy, "power_watts": watts}
+    core: dict[str, np.ndarray] = {"utilization_ratio": busy}
+    if profile.power:
+        core["power_watts"] = watts
     factor = rng.uniform(1.27, 1.31)
     if profile.memory_utilization:
         core["memory_utilization_ratio"] = np.round(np.clip(factor * act["dram"], 0, 1), 2)
@@ -120,6 +123,30 @@ def see(node: Node, profile: Profile) -> Seen:
     idle_clock = np.where(node.held, board.sm_clock_max_hertz, board.sm_clock_idle_hertz)
     core["sm_clock_hertz"] = np.round(idle_clock * node.clock / 15e6) * 15e6
     core["memory_clock_hertz"] = np.full((node.gpus, n), float(board.memory_clock_max_hertz))
+    core |= _means(node, profile)
+    core["throttled"] = _throttled(node)
+    core["samples"] = np.ones((node.gpus, n))
+    channels = [_series(node, gpu, core, times, last) for gpu in range(node.gpus)]
+    if profile.power and profile.pcie and profile.interval_s < 10 and board.power_window_s >= 1.0:
+        for gpu, found in enumerate(channels):
+            found["power_fast_watts"] = _fast(node, gpu, mean[gpu], keep)
+    slow_s = np.arange(0, n + 1, SLOW_S, dtype=float)
+    return Seen(
+        node=node,
+        profile=profile,
+        times=times[last],
+        channels=channels,
+        host=_host(node, profile, times, keep, every),
+        slow_s=slow_s,
+        temperature=_temperature(node, mean),
+        watts=watts[:, last] if profile.power else np.full((node.gpus, last.size), np.nan),
+        utilization=busy[:, last],
+    )
+
+
+def _means(node: Node, profile: Profile) -> dict[str, np.ndarray]:
+    """Return what is read as a mean between two ticks: profiling and links."""
+    rng, act, board, n, every = node.rng, node.activity, node.board, node.seconds, profile.interval_s
     means: dict[str, np.ndarray] = {}
     if profile.profiling and board.profiling:
         means["sm_active_ratio"] = np.clip(act["sm"] + act["waiting_sm"], 0, 1)
@@ -144,25 +171,7 @@ def see(node: Node, profile: Profile) -> Seen:
             noisy = np.clip(values * rng.normal(1, 0.01, values.shape), 0, 1)
             noisy[rng.random(values.shape) < 0.001] = 0.0  # single readings are all zero now and then
             means[name] = noisy
-    core |= means
-    core["throttled"] = _throttled(node)
-    core["samples"] = np.ones((node.gpus, n))
-    channels = [_series(node, gpu, core, times, last) for gpu in range(node.gpus)]
-    if profile.pcie and profile.name != "nvidia_smi" and board.power_window_s >= 1.0:
-        for gpu, found in enumerate(channels):
-            found["power_fast_watts"] = _fast(node, gpu, mean[gpu], keep)
-    slow_s = np.arange(0, n + 1, SLOW_S, dtype=float)
-    return Seen(
-        node=node,
-        profile=profile,
-        times=times[last],
-        channels=channels,
-        host=_host(node, profile, times, keep, every),
-        slow_s=slow_s,
-        temperature=_temperature(node, mean),
-        watts=watts[:, last],
-        utilization=busy[:, last],
-    )
+    return means
 
 
 _PROFILED = ("sm_", "tensor_", "dram_", "fp")
