@@ -63,7 +63,7 @@ class Ring:
         size = kept.shape[1]
         capacity = self._data.shape[1]
         # A ring whose samples fit moves them every so often, and holds no room that it will never need.
-        if size > capacity - capacity // 16:
+        if size >= capacity - capacity // 16:
             grown = np.empty((2, capacity * 2 or 256))
             grown[:, :size] = kept
             self._data = grown
