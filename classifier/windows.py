@@ -44,10 +44,16 @@ class Windows:
         self.step_s = step_s
         self.pairs = pairs
         self._values: Array | None = values
-        self._root = self
+        # Of a choice, the windows it was taken from. Windows that named themselves would live until the collector of
+        # cycles comes by, and those of a decision are 10 MB.
+        self._of: Self | None = None
         self._chosen: Indices | slice = slice(None)
         self._shared: dict[Hashable, Array] = {}
         self._single: dict[Hashable, tuple[Flags, tuple[Array, ...]]] = {}
+
+    @property
+    def _root(self) -> Self:
+        return self if self._of is None else self._of
 
     @property
     def values(self) -> Array:
@@ -62,7 +68,7 @@ class Windows:
             chosen = np.arange(self._root.values.shape[0])[self._chosen][chosen]
         taken = object.__new__(type(self))
         taken.step_s, taken.pairs = self.step_s, self.pairs
-        taken._values, taken._root = None, self._root
+        taken._values, taken._of = None, self._root
         # Neighbours are looked at where they are; a choice of others is a copy.
         first, last = int(chosen[0]), int(chosen[-1])
         is_run = last - first == chosen.size - 1 and (chosen.size < 3 or bool((chosen[1:] > chosen[:-1]).all()))
