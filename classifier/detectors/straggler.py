@@ -3,9 +3,11 @@
 Looks at GPUs that work together (`work_groups`) every half minute, and at the minute before. A straggler has, for two
 minutes, a clock below 0.93 of the median of its peers while all of them work, or SM activity more than 15 points above
 theirs while they wait in collectives: it computes when they spin. More activity that is more work (tensor or DRAM
-activity higher as well, as in the stages of a pipeline) is none. Software power capping alone lowers clocks by a few
-per cent and stays above the bound. A clock that was low since it was first seen may be locked by the site: it counts
-where the driver gives a reason, or where the peers wait (their SM activity is lower).
+activity higher as well, as in the stages of a pipeline) is none. Software power capping is normal: healthy boards at
+their power limit differ by 8 to 16 % in clock. So a low clock counts where the driver gives another reason, where the
+peers wait (their SM activity is lower), or where it fell against the peers' while the board draws less than its limit:
+the median of half an hour before has to be about their clock. One that was low since it was first seen may be locked by
+the site.
 
 Where it shows, the cause is named: throttling by heat or power brake, a lower power limit, a PCIe link that is narrower
 or slower than those of the peers, memory that waits for a row remap or has errors, NVLink errors, or the clock alone.
@@ -14,6 +16,7 @@ Cannot see: GPUs on other nodes, and GPUs whose clock and SM activity are not me
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -40,6 +43,9 @@ _ERRORS: Final = {
         "pcie_replays_total",
     ),
 }
+#: Looks at a clock that are remembered, half an hour, and the fewest that say what it was.
+_LOOKS: Final = 60
+_LEAST_LOOKS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +61,10 @@ class StragglerConfig:
     confirm_seconds: float = 120.0
     #: A clock below this share of the median of the peers' clocks is low.
     clock_ratio: float = 0.93
-    #: A GPU that once ran at this share of its peers' clock was not locked; its clock has fallen.
+    #: A GPU that ran at this share of its peers' clock, median of half an hour, was not locked; its clock has fallen.
     same_clock_ratio: float = 0.96
+    #: Power above this share of the limit, in a twentieth of the samples, explains the clock: boards differ there.
+    at_limit_ratio: float = 0.95
     #: SM activity above that of the peers by this much says that they wait for a GPU with a low clock.
     waiting_margin_ratio: float = 0.03
     #: SM activity above the median of the peers by more than this is high ...
@@ -92,6 +100,7 @@ class _View:
     dram_ratio: float | None
     throttled_ratio: float | None
     watts: float | None
+    high_watts: float | None  # a twentieth of the samples are above
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,8 @@ class _Sign:
 class _Watch:
     since_s: float | None = None  # since when it stands out
     severity: int = 0
-    best_hertz: float = 0.0  # highest clock at work, mean of a window
+    #: Its clock against that of its peers, look by look; a low one is noted once it is over.
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     health: GpuHealth | None = None  # when it began, or of half an hour ago
     health_s: float = field(default=float("-inf"))
 
@@ -174,6 +184,7 @@ class StragglerDetector:
             dram_ratio=mean("dram_active_ratio", of_work=False),
             throttled_ratio=mean("throttled"),
             watts=mean("power_watts", of_work=False),
+            high_watts=_high(gpu, now_s, config.window_seconds),
         )
 
     def _judge_group(self, now: Instant, members: Sequence[_View], history: History) -> list[Assessment]:
@@ -188,6 +199,7 @@ class StragglerDetector:
             watch = self._watches[key]
             self._note_health(watch, history.card(key), now.monotonic_s)
             if sign is None or not are_odd:
+                self._note_clock(watch, view, [other for other in members if other is not view], now.monotonic_s)
                 watch.since_s, watch.severity = None, 0
                 found.append(Assessment(anomaly="straggler", scope="gpu", severity=0, key=key))
                 continue
@@ -206,12 +218,11 @@ class StragglerDetector:
         clock = _median([peer.clock_hertz for peer in peers])
         busy = _median([peer.sm_ratio for peer in peers])
         watch = self._watches.setdefault(view.gpu.key, _Watch())
-        watch.best_hertz = max(watch.best_hertz, view.clock_hertz or 0.0)
         if view.clock_hertz is not None and clock is not None and view.clock_hertz < config.clock_ratio * clock:
             do_wait = (
                 view.sm_ratio is not None and busy is not None and view.sm_ratio > busy + config.waiting_margin_ratio
             )
-            has_fallen = watch.best_hertz >= config.same_clock_ratio * clock
+            has_fallen = self._has_fallen(watch, view.clock_hertz / clock) and not self._is_at_limit(view, history)
             if do_wait or has_fallen or self._clock_reason(view, peers, history) is not None:
                 return _Sign("clock", view.clock_hertz, clock)
         if view.sm_ratio is None or busy is None or view.sm_ratio <= busy + config.busy_margin_ratio:
@@ -223,6 +234,27 @@ class StragglerDetector:
         measured = [(mine, theirs) for mine, others in works if mine is not None and (theirs := _median(others))]
         has_more_work = any(mine > config.same_work_factor * theirs for mine, theirs in measured)
         return _Sign("busy", view.sm_ratio, busy) if measured and not has_more_work else None
+
+    def _has_fallen(self, watch: _Watch, ratio: float) -> bool:
+        """Return whether the clock against that of the peers was the same, and is low against that past as well."""
+        if len(watch.ratios) < _LEAST_LOOKS:
+            return False
+        usual = median(watch.ratios)
+        return usual >= self._config.same_clock_ratio and ratio < self._config.clock_ratio * min(usual, 1.0)
+
+    def _is_at_limit(self, view: _View, history: History) -> bool:
+        limit = _power_limit(history, view)
+        if limit is None or view.high_watts is None:
+            return False
+        return view.high_watts >= self._config.at_limit_ratio * limit
+
+    def _note_clock(self, watch: _Watch, view: _View, peers: Sequence[_View], now_s: float) -> None:
+        clock = _median([peer.clock_hertz for peer in peers])
+        if watch.since_s is not None:
+            looks = int((now_s - watch.since_s) / max(self._config.judge_seconds, 1.0))
+            watch.ratios.extend([self._config.clock_ratio] * min(looks, _LOOKS))
+        if clock and view.clock_hertz is not None:
+            watch.ratios.append(view.clock_hertz / clock)
 
     def _note_health(self, watch: _Watch, card: GpuHistory | None, now_s: float) -> None:
         """Keep the counters of when all was well, to tell which of them grew."""
@@ -298,6 +330,11 @@ class StragglerDetector:
         if view.clock_hertz is not None and clock is not None and view.clock_hertz < self._config.clock_ratio * clock:
             return "clock", "the driver gives no reason for the clock"
         return "unknown", "nothing else stands out"
+
+
+def _high(gpu: GpuHistory, now_s: float, seconds: float) -> float | None:
+    values = gpu.series("power_watts", now_s, seconds).values
+    return float(np.quantile(values, 0.95)) if values.size else None
 
 
 def _power_limit(history: History, view: _View) -> float | None:

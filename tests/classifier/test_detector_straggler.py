@@ -77,6 +77,20 @@ def test_a_few_per_cent_of_power_capping_are_none() -> None:
     assert first(played(sample=clocks(hertz=0.95 * FAST))) is None
 
 
+def test_a_clock_that_falls_while_the_board_is_at_its_power_limit_is_none() -> None:
+    sample, limit = clocks(hertz=0.9 * FAST), lambda watts: lambda *_: {"power_limit_watts": watts}
+    assert first(played(sample=sample, limits=limit(700.0))) is not None  # it draws 400 to 600 W
+    assert first(played(sample=sample, limits=limit(610.0))) is None
+
+
+def test_a_board_whose_clock_differs_all_the_time_is_none() -> None:
+    def spread(gpu: int, t: float) -> Mapping[str, object]:
+        # The full clock for a moment, then now above and now below the bound.
+        return {"sm_clock_hertz": FAST * (1.0 if gpu != 1 or t < 60 else 0.95 if t % 400 < 200 else 0.915)}
+
+    assert first(played(sample=spread, until_s=1300)) is None
+
+
 def test_more_activity_with_the_same_work_is_a_straggler_and_with_more_work_is_none() -> None:
     def busy(factor: float) -> Script:
         def script(gpu: int, t: float):
