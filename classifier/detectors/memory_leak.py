@@ -2,13 +2,15 @@
 
 Sees the memory in use, as medians over five minutes, and the process list, which tells one job from the next; without a
 list a fall of memory does. After SIGNALS 6d: the Theil-Sen slope over the medians is above 0.5 % of the memory an hour,
-nine of ten steps do not fall, a straight line explains 80 % of the variance, the job is older than half an hour, and at
-this slope the memory is full within twelve hours. The first ten minutes do not count: that is when programs load. A
-caching allocator grows in stairs that get rarer: one step that is most of the growth is a stair, and growth that
-slows down will end by itself.
+nine of ten steps rise (by a quarter of the mean step: a notebook's cells and a caching allocator take memory in stairs,
+and rest between), a straight line explains 80 % of the variance, and at this slope the memory is full within twelve
+hours. The first ten minutes do not count: that is when programs load. Growth that slows down will end by itself, as a
+cache that fills: it has to have gone on for an hour, in the newer half as fast as in the older, and to be a twentieth
+of the memory; where the memory is full within an hour and a half, half an hour is enough.
 
 Cannot see: a leak inside memory that was taken whole at the start, as inference servers and JAX do, or in the host's
-memory; nor which of several processes leaks. A gap leaves medians out and ends nothing.
+memory; one that takes memory more rarely than every ten minutes; nor which of several processes leaks. A cache that
+fills at one pace for hours looks the same. A gap leaves medians out and ends nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ _JUDGED_MEDIANS: Final = 12
 _LEAST_MEDIANS: Final = 6
 #: The largest step may be this share of the growth: a line of six medians has steps of a fifth.
 _LARGEST_STEP: Final = 0.5
+#: A step is one that rises from this share of the mean step.
+_RISING_STEP: Final = 0.25
 #: Growth in the newer half of the hour against that in the older half, and in the hour against that in all the time.
 _LEAST_PERSISTENCE: Final = 0.8
 
@@ -54,9 +58,13 @@ class MemoryLeakConfig:
     ignore_seconds: float = 600.0
     #: Least age of a job.
     job_seconds: float = 1800.0
+    #: Memory that is full sooner is called after that age; else growth has to go on for an hour ...
+    urgent_seconds: float = 5400.0
+    #: ... and to be this share of the memory: servers grow by some per cent (simulator.inference: 6 % of it).
+    least_growth_ratio: float = 0.05
     #: Least slope, in shares of the memory an hour.
     slope_ratio_per_hour: float = 0.005
-    #: Least share of steps that do not fall.
+    #: Least share of steps that rise.
     rising_share_ratio: float = 0.9
     #: Least share of the variance that a straight line explains.
     determination_ratio: float = 0.8
@@ -72,6 +80,9 @@ class MemoryLeakConfig:
         require(self.slope_ratio_per_hour > 0, "slope_ratio_per_hour", self.slope_ratio_per_hour, "above 0")
         for key in ("rising_share_ratio", "determination_ratio", "fall_ratio"):
             require(0 < getattr(self, key) <= 1, key, getattr(self, key), "above 0 and at most 1")
+        require(self.urgent_seconds >= 0, "urgent_seconds", self.urgent_seconds, "at least 0")
+        is_share = 0 <= self.least_growth_ratio < 1
+        require(is_share, "least_growth_ratio", self.least_growth_ratio, "at least 0 and below 1")
         require(self.full_seconds > 0, "full_seconds", self.full_seconds, "above 0")
 
 
@@ -97,6 +108,7 @@ class _Job:
     start_s: float | None = None
     process_ids: frozenset[int] | None = None
     part_s: float = 0.0  # when the part began whose median comes next
+    first_bytes: float = 0.0  # the first median
     medians: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_MOST_MEDIANS))
     growth: _Growth | None = None
     is_leak: bool = False
@@ -148,6 +160,8 @@ class MemoryLeakDetector:
         if job.medians and median < job.medians[-1][1] - self._config.fall_ratio * total:
             self._begin(job, now.monotonic_s)
             return
+        if not job.medians:
+            job.first_bytes = median
         job.medians.append((now.monotonic_s, median))
         self._judge(job, total, now.monotonic_s)
 
@@ -172,9 +186,17 @@ class MemoryLeakDetector:
                 and growth.largest_step <= _LARGEST_STEP
                 and growth.persistence >= _LEAST_PERSISTENCE
                 and growth.full_s < config.full_seconds
+                and self._goes_on(job, growth, total)
                 and growth.bytes_per_hour >= _LEAST_PERSISTENCE * _growth(medians, total).bytes_per_hour
             )
         job.is_leak = is_steady
+
+    def _goes_on(self, job: _Job, growth: _Growth, total: float) -> bool:
+        """Return whether growth has lasted for long enough, for how soon the memory is full."""
+        if growth.full_s < self._config.urgent_seconds:
+            return True
+        grown = job.medians[-1][1] - job.first_bytes
+        return len(job.medians) >= _JUDGED_MEDIANS and grown >= self._config.least_growth_ratio * total
 
     def _claims(self, job: _Job, total: float, now: Instant) -> list[Claim]:
         growth = job.growth
@@ -214,7 +236,7 @@ def _growth(medians: Array, total: float) -> _Growth:
     older = middle - float(used[0])
     return _Growth(
         bytes_per_hour=3600 * slope,
-        rising_share=float(np.mean(steps >= 0)),
+        rising_share=float(np.mean(steps >= _RISING_STEP * grown / steps.size)) if grown > 0 else 0.0,
         determination=1 - rest / spread if spread else 0.0,
         largest_step=float(steps.max()) / grown if grown > 0 else 1.0,
         persistence=(float(used[-1]) - middle) / older if older > 0 else 1.0,
