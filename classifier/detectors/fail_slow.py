@@ -4,8 +4,10 @@ Sees the time of a step (`step_pace`) against the median of the last half hour b
 after two minutes at 10 % more, sooner the more it is, and never before one minute. Longer steps mean something only
 where a step is still the same work: NVLink bytes, DRAM or memory activity and tensor cycles of one step (rate times
 period), as far as they are measured, have to stay what they were. So an evaluation, a checkpoint, longer sequences and
-a period that is a multiple of the step are none; where nothing of a step's work is measured, the GPU is left out. Other
-processes are another job and begin anew. A pace that stays for half an hour is the new normal, and ends the finding.
+a period that is a multiple of the step are none; where nothing of a step's work is measured, the GPU is left out. Only
+a rhythm that holds is one of steps: the usual one was seen for most of its time, with few other periods; those of
+requests change, and are alike for minutes only now and then. Other processes are another job and begin anew. A pace
+that stays for half an hour is the new normal, and ends the finding.
 
 Cannot see: steps that `step_pace` does not see (below 4 s where power is read once a second), and a job that was slow
 from its start.
@@ -13,6 +15,7 @@ from its start.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -29,6 +32,10 @@ from classifier.results import Assessment, Decision
 
 #: A pace stands for no more time than this.
 _LONGEST_LOOK_S: Final = 60.0
+#: Share of the time of the usual steps in which they were seen, and of the last paces that are usual or slower ones.
+_LEAST_SEEN: Final = 0.6
+_LEAST_FITTING: Final = 0.75
+_FITTING_LOOKS: Final = 30
 #: Channels whose mean times the period is the work of a step, and what they are multiplied with, which may change.
 _WORK: Final = (
     ("nvlink_transmit_bytes_per_second", None),
@@ -84,6 +91,8 @@ class _Steps:
 
     process_ids: frozenset[int] | None = None
     usual: deque[tuple[float, float]] = field(default_factory=deque)  # time, period
+    #: Whether each pace was a usual one or a slower one, not of another kind.
+    fits: deque[bool] = field(default_factory=lambda: deque(maxlen=_FITTING_LOOKS))
     slower: deque[tuple[float, float]] = field(default_factory=deque)  # since the sum began to rise
     work: dict[str, float] = field(default_factory=dict)  # of a usual step, by channel
     work_s: float = -math.inf
@@ -102,10 +111,17 @@ class _Steps:
     def forget(self) -> None:
         """Begin anew: another job, or another pace that is the usual one now."""
         self.usual.clear()
+        self.fits.clear()
         self.work.clear()
         self.work_s = -math.inf
         self.ended = self.severity > 0
         self.settle()
+
+    def is_rhythm(self) -> bool:
+        """Return whether these are steps: seen for most of the time, and without many other periods."""
+        times = [time_s for time_s, _ in self.usual]
+        seen_s = sum(min(later - earlier, _LONGEST_LOOK_S) for earlier, later in itertools.pairwise(times))
+        return seen_s >= _LEAST_SEEN * (times[-1] - times[0]) and sum(self.fits) >= _LEAST_FITTING * len(self.fits)
 
     def settle(self) -> None:
         """End a rise."""
@@ -171,17 +187,20 @@ class FailSlowDetector:
         ratio = pace.period_s / usual
         if ratio <= config.usual_factor and ratio >= 1 / config.slow_factor:
             steps.others_s = None
+            steps.fits.append(True)
             self._usual_again(steps, pace, gpu)
             return
         work_ratio = self._work_ratio(steps, pace, gpu) if ratio > 1 else None
         if work_ratio is None or not 1 / config.same_work_factor <= work_ratio <= config.same_work_factor:
             # Steps of another kind: an evaluation, longer sequences, a multiple of the step. Where they stay, they are
             # the job's new ones.
+            steps.fits.append(False)
             steps.others_s = now_s if steps.others_s is None else steps.others_s
             if now_s - steps.others_s > 2 * config.learn_seconds:
                 steps.forget()
             return
         steps.others_s = None
+        steps.fits.append(True)
         steps.work_ratio = work_ratio
         steps.usual_again = 0
         if not steps.slower:
@@ -209,7 +228,7 @@ class FailSlowDetector:
         threshold = math.log(config.slow_factor / config.usual_factor) * config.confirm_seconds
         # At `slow_factor` exactly, rounding must not decide.
         is_over = steps.excess >= 0.999 * threshold and steps.ratio >= 0.999 * config.slow_factor
-        if is_over and lasted_s >= config.least_seconds:
+        if is_over and lasted_s >= config.least_seconds and (steps.severity or steps.is_rhythm()):
             steps.severity = 2
         if lasted_s >= config.relearn_seconds:
             newest = [entry for entry in steps.slower if entry[0] >= steps.slower[-1][0] - config.learn_seconds - 60.0]

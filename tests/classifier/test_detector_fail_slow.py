@@ -61,6 +61,13 @@ def test_twelve_per_cent_takes_longer_and_five_per_cent_is_never_called() -> Non
     assert first(timeline(slower(1.045), 1100)) is None
 
 
+def test_a_period_that_is_seen_now_and_then_is_no_step() -> None:
+    # Requests: alike for some minutes, then others and the same in turn, then slower ones.
+    turns = lambda t: 1.0 if t > 1480 else 0.8 if t < 400 or t % 240 < 120 else 0.6  # noqa: E731
+    assert first(timeline(lambda t: Pacing(turns(t)), 1800)) is None
+    assert first(timeline(slower(1.25, 1480), 1800)) is not None
+
+
 def test_half_a_minute_of_slow_steps_is_nothing() -> None:
     assert first(timeline(slower(1.5, 500, 530), 800)) is None
 
