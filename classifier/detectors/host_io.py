@@ -48,7 +48,9 @@ _PROCESS: Final = (JOB_SOURCES["process"], "process_read_bytes_per_second")
 #: Rates of the slow tick: each reading is a mean over the 5 s before it.
 _SLOW: Final = frozenset({_FILESYSTEM_WRITTEN, _FILESYSTEM_READ, _DIRECT, *_PROCESS})
 #: What only data loaders move besides: less of it than before the wait is no activity.
-_LOADED: Final = frozenset({_FILESYSTEM_READ, "process_read_bytes_per_second"})
+_LOADED: Final = frozenset({_FILESYSTEM_READ, "process_read_bytes_per_second", *_READS})
+#: Loaders read unevenly: what they read before the wait is taken at this quantile of its means.
+_LOADED_QUANTILE: Final = 0.98
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,15 +162,17 @@ def _active_times(
     config: HostIoConfig, source: GpuHistory | HostHistory, channel: str, since_s: float, now_s: float
 ) -> list[float]:
     """Return the times since the wait began at which one rate was activity."""
+    is_loaded = channel in _LOADED
     if channel in _SLOW:
-        settle_s = config.slow_settle_seconds + (config.prefetch_seconds if channel in _LOADED else 0.0)
+        settle_s = config.slow_settle_seconds + (config.prefetch_seconds if is_loaded else 0.0)
     else:
-        settle_s = config.prefetch_seconds if channel in (*_READS, _FABRIC[1]) else config.settle_seconds
+        settle_s = config.prefetch_seconds if is_loaded or channel == _FABRIC[1] else config.settle_seconds
     during = source.series(channel, now_s, max(now_s - since_s - settle_s, 0.0))
     before = source.series(channel, since_s, config.background_seconds)
     active = _is_active(config, during, before)
-    if channel in _LOADED and before.size:
-        active &= during.values > float(np.median(before.values))
+    if is_loaded and before.size and active.any():
+        usual = float(np.quantile(_trailing_means(before, config.sustained_seconds), _LOADED_QUANTILE))
+        active &= _trailing_means(during, config.sustained_seconds) > (1.0 + config.background_share_ratio) * usual
     times: list[float] = during.times[active].tolist()
     return times
 

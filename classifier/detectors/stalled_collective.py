@@ -11,7 +11,10 @@ reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall
 - the past alone, where it is not: critical only past ten minutes and twice the longest wait that ended. So it is on a
   host with InfiniBand where Lustre is mounted, its bytes cannot be read and another job works.
 
-While processes of the group compile (`wait_reasons`), the past alone decides as well. A label `inference` keeps it at
+While processes of the group compile (`wait_reasons`), the past alone decides as well. Work that came in bursts before
+the wait (`wait_watch`: its utilisation is not that of steps) may be a server between requests, and those spin for
+hours: where neither a label nor a declaration says training, it is a warning after a minute and twice the longest
+earlier wait, and never critical. A label `inference` keeps it at
 info: idle tensor-parallel servers spin in the same kernel for hours; so do stopped processes (SIGSTOP, a debugger). A
 GPU that waits after 30 s to two minutes of work is a collective_wait of severity info after a minute, since the start
 of a job is full of waits that end (compilation, a first evaluation). It is critical after three minutes only where two
@@ -19,7 +22,8 @@ GPUs and more wait, all host I/O is seen and quiet, and the CPU time of their pr
 that waits with less work before it (after a
 restart of the agent) is left out, and so is one without a usable channel. Cannot see: a stall in which all GPUs read
 0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured and of which nothing is known:
-a file system of a mount namespace that the agent does not see, or over a fabric of which it sees no ports.
+a file system of a mount namespace that the agent does not see, or over a fabric of which it sees no ports; that a group
+without a label is a server where it was loaded so evenly before the wait that it looks like steps.
 """
 
 from __future__ import annotations
@@ -83,6 +87,8 @@ class StalledCollectiveConfig:
     step_seconds: float = 300.0
     #: A label `inference` with at least this probability keeps the finding at info.
     inference_probability: float = 0.8
+    #: Work that came in bursts counts as training where it is declared, or labelled with at least this probability.
+    training_probability: float = 0.8
     signature: SignatureConfig = field(default_factory=SignatureConfig)
     arm: ArmConfig = field(default_factory=ArmConfig)
     host_io: HostIoConfig = field(default_factory=HostIoConfig)
@@ -250,7 +256,12 @@ class StalledCollectiveDetector:
         past = merged([self._watches[key].past for key in group.members])
         compiles = cpu_works(config.cpu, self._gpus_of(group, history), group.since_s, now_s)
         works_with = compiles or self._works_with(group, history)
-        if io.seen and io.last_active_s is None and not works_with:
+        is_warning, is_stalled = False, False
+        if self._may_serve(group, decisions):
+            # However long: a server waits until somebody asks.
+            threshold_s = max(config.blind_warning_seconds, config.blind_critical_factor * past.longest_s)
+            reason, is_warning = "bursts", waited_s >= threshold_s
+        elif io.seen and io.last_active_s is None and not works_with:
             threshold_s = self._confirm_seconds(group, past)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
         elif io.seen and not works_with and now_s - (io.last_active_s or 0.0) >= self._quiet_seconds(group, io):
@@ -293,6 +304,8 @@ class StalledCollectiveDetector:
     ) -> bool:
         """Return whether all that could explain a wait is seen, and is not there."""
         if group.working or len(group.members) + len(group.odd) < 2 or not io.seen:
+            return False
+        if self._may_serve(group, decisions):
             return False
         if io.last_active_s is not None and now_s - io.last_active_s < self._config.early_critical_seconds:
             return False
@@ -358,6 +371,23 @@ class StalledCollectiveDetector:
             for key, watch in self._watches.items()
             if key not in keys
         )
+
+    def _may_serve(self, group: Group, decisions: Mapping[GpuKey, Decision]) -> bool:
+        """Return whether the group may be a server between requests: it worked in bursts, and nothing says training."""
+        steady = [self._watches[key].steady for key in group.members]
+        if 2 * steady.count(True) >= len(steady) - steady.count(None):
+            return False
+        return not any(self._is_training(decisions.get(key)) for key in group.members)
+
+    def _is_training(self, decision: Decision | None) -> bool:
+        if decision is None or decision.workload == "inference":
+            return False
+        if decision.declared_class is not None:
+            return decision.declared_class == "training"
+        probabilities = decision.probabilities
+        if decision.workload != "training" or probabilities is None:
+            return False
+        return probabilities["training"] >= self._config.training_probability
 
     def _is_serving(self, group: Group, decisions: Mapping[GpuKey, Decision]) -> bool:
         for key in group.members:

@@ -18,6 +18,7 @@ REASONS: Final = {
     "stopped": "processes of it are stopped, by a signal or a debugger",
     "host_cpu_active": "its processes use far more CPU than before, as compilers do",
     "inference": "labelled inference, where idle servers spin",
+    "bursts": "its work before came in bursts, as requests to a server do, and nothing says that it is training",
     "alone": "no other GPU of this host waits with it",
     "others_work": "another GPU of the group still works",
     "host_io_not_seen": "host I/O is not measured in full, so a checkpoint cannot be told from a stall",

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
+import numpy as np
+
 from agent.clock import Instant
-from agent.history import GpuHistory
+from agent.history import Array, GpuHistory
 from classifier.config_checks import require
 from classifier.detectors import monotonic_s_of, wall_s_of
 from classifier.detectors.channels import interval_seconds, is_fresh, is_same_work, process_ids
@@ -16,6 +18,12 @@ from classifier.detectors.restored import flag, number, numbers, optional, proce
 from classifier.detectors.wait_signature import QUIET, UNCLEAR, WAIT, WORK, Bounds, SignatureConfig, classify
 
 _WORK_BIN_S = 10.0
+#: Samples of the work before a wait that are looked at, and fewer than this many tell nothing.
+_STEADY_SAMPLES: Final = 300
+_LEAST_STEADY_SAMPLES: Final = 20
+_MEAN_SAMPLES: Final = 10
+#: What is between two pieces of work this far apart belongs to neither.
+_BETWEEN_WORK_S: Final = 30.0
 #: What of a watch lasts over a restart of the agent: times, and whether something is so.
 _TIMES: Final = (
     "seen_s",
@@ -48,6 +56,10 @@ class ArmConfig:
     gap_seconds: float = 15.0
     #: Waits shorter than this are not remembered.
     remember_seconds: float = 5.0
+    #: Work is steady where utilisation of half its samples is within this share of the median, ...
+    steady_share_ratio: float = 0.1
+    #: ... or, for long steps, where means over ten samples are within this share of theirs; else it comes in bursts.
+    steady_mean_share_ratio: float = 0.02
 
     def __post_init__(self) -> None:
         """Raise ValueError for values that make no sense."""
@@ -98,6 +110,9 @@ class GpuWatch:
     busy_watts: float | None = None  # as learned; the caller holds both still while the GPU waits
     bounds_watts: Bounds | None = None  # the highest power of a waiting sample
     past: PastWaits = field(default_factory=PastWaits)
+    #: Whether the work before the wait was steady, as steps are, or came in bursts, as requests do; None: not known.
+    steady: bool | None = None
+    _busy: deque[float] = field(default_factory=lambda: deque(maxlen=_STEADY_SAMPLES))  # utilisation at work
     _last_match_s: float = 0.0
     _misses: int = 0
     _quiet_samples: int = 0
@@ -117,6 +132,9 @@ class GpuWatch:
         times, codes, utilization = classify(self.signature, gpu, now_s, lookback_s, self.bounds_watts)
         for time_s, code, ratio in zip(times.tolist(), codes.tolist(), utilization.tolist(), strict=True):
             self._step(time_s, code)
+            is_near = self.last_work_s is not None and time_s - self.last_work_s <= _BETWEEN_WORK_S
+            if code != WAIT and self.wait_since_s is None and is_near:
+                self._busy.append(ratio)
             if code in (QUIET, UNCLEAR):
                 self._quiet_samples += 1
                 self._quiet_sum += ratio
@@ -137,6 +155,7 @@ class GpuWatch:
             **{_wall(name): None if time_s is None else wall_s_of(time_s, now) for name, time_s in times.items()},
             **{name: getattr(self, name) for name in _FLAGS},
             "misses": self._misses,
+            "steady": self.steady if self._is_steady() is None else self._is_steady(),
             "busy_watts": self.busy_watts,
             "bounds_watts": None if self.bounds_watts is None else list(self.bounds_watts),
             "past": asdict(self.past),
@@ -161,6 +180,7 @@ class GpuWatch:
         self.busy_watts = optional(state, "busy_watts")
         if state.get("bounds_watts") is not None:
             self.bounds_watts = Bounds(*_of_length(numbers(state, "bounds_watts"), 2))
+        self.steady = None if state.get("steady") is None else flag(state, "steady")
         past = table(state, "past")
         self.past = PastWaits(
             count=int(number(past, "count")),
@@ -193,6 +213,19 @@ class GpuWatch:
         self.wait_since_s = self.quiet_since_s = self._ended = None
         self.wait_armed = self.wait_early = self.reported = False
         self.past = PastWaits()
+        self.steady = None
+        self._busy.clear()
+
+    def _is_steady(self) -> bool | None:
+        """Return whether the work so far was steady; None where too little of it was seen."""
+        if len(self._busy) < _LEAST_STEADY_SAMPLES:
+            return None
+        values = np.array(self._busy)
+        if _spread_share(values) <= self.arm.steady_share_ratio:
+            return True
+        # The newest samples: they end with the work.
+        whole = values[values.size % _MEAN_SAMPLES :].reshape(-1, _MEAN_SAMPLES)
+        return len(whole) >= 6 and _spread_share(whole.mean(axis=1)) <= self.arm.steady_mean_share_ratio
 
     def _step(self, time_s: float, code: int) -> None:
         gap_s = 0.0 if self.seen_s is None else time_s - self.seen_s
@@ -247,6 +280,8 @@ class GpuWatch:
             is_early = self.early_until_s is not None and time_s <= self.early_until_s
             self.wait_early = is_early and not self.wait_armed
             self.reported, self.io_first_s = False, None
+            steady = self._is_steady()
+            self.steady = self.steady if steady is None else steady
         self._last_match_s, self._misses = time_s, 0
         if self.wait_armed:
             self.armed_until_s = time_s + max(self.arm.keep_armed_seconds, 3 * self.interval_s)
@@ -273,6 +308,12 @@ class GpuWatch:
             self.past.longest_unexplained_s = max(self.past.longest_unexplained_s, length_s)
         else:
             self.past.io_lag_s = max(self.past.io_lag_s, io_s - start_s)
+
+
+def _spread_share(values: Array) -> float:
+    """Return the median distance from the median, as a share of it."""
+    middle = float(np.median(values))
+    return float(np.median(np.abs(values - middle))) / middle if middle > 0 else float("inf")
 
 
 def _wall(name: str) -> str:

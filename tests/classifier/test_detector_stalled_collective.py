@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from agent.clock import Instant
+from agent.records import GpuKey
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.stalled_collective import StalledCollectiveConfig, StalledCollectiveDetector
-from classifier.results import Assessment
+from classifier.results import Assessment, Decision
 from tests.classifier.detector_histories import IDLES, WAITS, WORKS, Node, Script, Shown, severities
 from tests.classifier.hosted_node import HostedNode, Rank, ranked
 from tests.classifier.test_stalled_collective import first
 
+Deciding = Callable[[float], dict[GpuKey, Decision]]
 Played = list[tuple[Instant, tuple[Assessment, ...]]]
 
 
@@ -130,3 +133,87 @@ def test_one_gpu_of_a_node_is_told_by_the_silence_of_its_fabric() -> None:
 
     assert first(alone(silent=True), "stalled_collective", 3) is not None
     assert first(alone(silent=False), "stalled_collective", 3) is None
+
+
+def served_until(idle_s: float, load: float = 0.7, rest: tuple[float, float] = (0.0, 0.0)) -> Script:
+    """Return a tensor-parallel server (SIGNALS.md 3.2): requests, and from `idle_s` on workers that spin.
+
+    Utilisation follows the requests of each second; rank 0, which waits for requests, is at rest. `rest` is a span of
+    waiting before.
+    """
+
+    def script(gpu: int, t: float) -> Shown:
+        if t > idle_s or rest[0] < t <= rest[1]:
+            return ranked(WAITS if gpu else IDLES, gpu)
+        busy = min(1.0, load * random.Random(f"{gpu} {t}").lognormvariate(0.0, 0.3)) if t > 30 else 0.0
+        return ranked(replace(WORKS, utilization=busy, watts=150 + 350 * busy, tensor=0.1 * busy), gpu)
+
+    return script
+
+
+@pytest.mark.parametrize("load", [0.6, 0.7, 0.8])
+def test_a_server_between_requests_is_never_critical_without_a_label(load: float) -> None:
+    """GLM-130B issue 32: hours at 100 %. No label says what it is."""
+    said = played(
+        served_until(400, load), 2800, gpus=4, interval_s=2.0, ranks=lambda gpu, _: Rank(1.0 if gpu else 0.05)
+    )
+    assert first(said, "stalled_collective", 1) is None
+    assert first(said, "collective_wait", 2) == pytest.approx(465, abs=5)
+    assert reasons(said, 465) == {"bursts"}
+
+
+def test_a_server_that_was_idle_before_is_a_warning_after_twice_that_long() -> None:
+    said = played(served_until(1000, rest=(400, 550)), 1400, gpus=4)
+    assert first([one for one in said if one[0].monotonic_s > 900], "collective_wait", 2) == pytest.approx(1305, abs=10)
+    assert first(said, "stalled_collective", 1) is None
+
+
+def test_a_server_that_is_young_is_not_critical_either() -> None:
+    said = played(served_until(100), 600, ranks=lambda gpu, _: Rank(1.0 if gpu else 0.05))
+    assert first(said, "collective_wait", 1) is not None
+    assert first(said, "stalled_collective", 1) is None
+
+
+def declared(workload: str, probability: float, declared_class: str | None = None) -> Deciding:
+    def decide(t: float) -> dict[GpuKey, Decision]:
+        probabilities = dict.fromkeys(("training", "inference", "idle", "other"), (1 - probability) / 3)
+        probabilities[workload if workload in probabilities else "training"] = probability
+        return {
+            (key := GpuKey(gpu, f"GPU-{gpu:08d}")): Decision(
+                key=key, monotonic_s=t, wall_s=t, workload=workload, probabilities=probabilities, reason=None,
+                telemetry_probabilities=probabilities, window_s=60, since_monotonic_s=0, since_wall_s=0,
+                declared_class=declared_class,
+            )
+            for gpu in range(4)
+        }  # fmt: skip
+
+    return decide
+
+
+@pytest.mark.parametrize(
+    ("decisions", "is_called"),
+    [
+        (declared("training", 0.9), True),
+        (declared("unknown", 0.5, "training"), True),
+        (declared("training", 0.9, "inference"), False),
+        (declared("training", 0.6), False),
+        (declared("other", 0.9), False),
+    ],
+    ids=["label", "declared_training", "declared_inference", "weak_label", "other"],
+)
+def test_work_in_bursts_is_called_where_something_says_training(decisions: Deciding, is_called: bool) -> None:
+    said = played(served_until(400), 1100, gpus=4, decisions=decisions, ranks=lambda gpu, _: Rank(1.0 if gpu else 0.0))
+    assert first(said, "stalled_collective", 3) == (440 if is_called else None)
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["every_second", "every_five"])
+@pytest.mark.parametrize("step_s", [3.0, 12.0])
+def test_steps_with_pauses_are_steady(step_s: float, slow: bool) -> None:
+    """A fifth of each step loads or saves: samples jump, and means over ten of them do not."""
+
+    def script(gpu: int, t: float) -> Shown:
+        shown = stall_at(400)(gpu, t)
+        return replace(shown, utilization=0.3) if 30 < t <= 400 and t % step_s < 0.2 * step_s else shown
+
+    said = played(script, 480, interval_s=5.0 if slow else 1.0)
+    assert first(said, "stalled_collective", 3) == pytest.approx(445, abs=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -229,6 +230,31 @@ def test_readings_that_jitter_around_the_window_count_once() -> None:
     times = np.array([0.0, 5.0, 9.99, 15.0, 19.98])
     # 40 MB/s throughout: two readings within 5 s are 10 s of it, not twice the rate.
     assert _trailing_means(Series(times, np.full(5, 40e6)), 5.0) == pytest.approx(np.full(5, 40e6), rel=0.01)
+
+
+def read_from_disk(t: float) -> float:
+    """Return what two jobs read: one up to 180 MB/s throughout, unevenly, and the one that waits 400 MB/s before."""
+    rng = random.Random(int(t))
+    return rng.uniform(20e6, 180e6) * (1.0 if rng.random() < 0.7 else 0.2) + (400e6 if t <= 400 else 0.0)
+
+
+@pytest.mark.parametrize("before", [400e6, 0.0], ids=["the_job_that_waits_read_most", "another_job_reads_on"])
+def test_reads_that_fall_or_go_on_unevenly_are_no_activity(before: float) -> None:
+    assert reads(lambda t: read_from_disk(t) - (400e6 - before if t <= 400 else 0.0)) is None
+
+
+def test_reads_beyond_what_was_read_before_are_activity() -> None:
+    assert reads(lambda t: 60e6 + (600e6 if 420 < t <= 440 else 0.0)) == pytest.approx(421.0, abs=2.0)
+
+
+def reads(rate: Rate, until_s: int = 460) -> float | None:
+    """Return when a host that reads like this from its disks was first active in a wait that began at 401."""
+    history, total = History(), 0.0
+    for at in range(1, until_s + 1):
+        total += rate(at)
+        disk = DiskSample(monotonic_s=at, wall_s=at, device="sda", read_bytes_total=int(total), written_bytes_total=0)
+        history.ingest(Tick(monotonic_s=at, wall_s=at, records=(disk,)))
+    return observe_host_io(HostIoConfig(), history, [], 401.0, float(until_s)).first_active_s
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -85,6 +86,16 @@ def test_a_stall_during_which_the_agent_is_restarted_is_still_called() -> None:
     # The agent was away from 410 to 414, and its first sample is that of 415: what was written before may have been a
     # checkpoint. That is activity within 10 s of the start of the wait (401)? No, 14 s: so quiet has to last 45 s.
     assert stalled_at(restarted(node, 4), 600) == pytest.approx(460, abs=5)
+
+
+@pytest.mark.parametrize("restart_s", [398, 410], ids=["before_the_wait", "in_the_wait"])
+def test_a_server_that_spins_is_none_after_a_restart_either(restart_s: float) -> None:
+    def script(_: int, t: float) -> Shown:
+        return replace(WORKS, utilization=random.Random(t).uniform(0.5, 1.0)) if t <= 400 else WAITS
+
+    node = restarted(play(watched(script), restart_s), 4)
+    assert stalled_at(node, 600) is None
+    assert "bursts" in {a.evidence["reason"] for _, found in node.play(610) for a in found if a.severity == 2}
 
 
 def test_a_stall_that_was_called_stays_called() -> None:
