@@ -5,13 +5,15 @@ write and in what leaves its GPUs over PCIe; takes those with a sign of the job 
 (`checkpoint_streams`); learns their period, or takes the one the job file declares (`checkpoint_cadence`). Then
 
 - late (warning): a quarter of the period after it was due, later where intervals vary;
-- missed (critical): a whole period after that; a warning only, while the period is not sure;
+- missed (critical): a whole period after that; a warning only, while the period is not sure, or was learned and neither
+  labels nor steps say that the job trains (`checkpoint_work`);
 - truncated (warning): less than half of the usual bytes, where sizes are alike;
 - long (warning): a burst goes on for three times the usual length.
 
 The clock of all this stands still while the job does, so that a stall is the finding of stalled_collective alone. A gap
 in telemetry, or a restart of the agent, loses the phase and not the period: nothing is due before a whole period after
-it. Other processes are another job. A job that is labelled inference or other is left out unless it declares training,
+it. Other processes are another job. Nothing is learned of GPUs that are idle most of the time: a server's requests
+come in bursts. A job that is labelled inference or other is left out unless it declares training,
 and so is one of which no cadence is known: it may save on another node, or never.
 
 Cannot see: checkpoints of less than 200 MB, where the agent may not read what processes write; periods under a minute,
@@ -37,7 +39,9 @@ from classifier.detectors.checkpoint_finding import finding_of
 from classifier.detectors.checkpoint_jobs import JobActivity, JobGpus, jobs_of, process_ids_of
 from classifier.detectors.checkpoint_state import SavedJob, saved_jobs
 from classifier.detectors.checkpoint_streams import ALL, INSIDE, NONE, STRONG, WEAK, Stream
+from classifier.detectors.checkpoint_work import JobWork, is_not_training
 from classifier.detectors.restored import process_starts, processes_state
+from classifier.detectors.step_pace import StepPaces
 from classifier.results import Assessment, CheckpointStatus, Decision
 
 #: A sign belongs to a burst from this long before its start to this long after it ...
@@ -55,7 +59,6 @@ _LONG_BYTES_SHARE: Final = 1.25
 _CHOOSE_S: Final = 60.0
 #: How long a job without GPUs is remembered.
 _FORGET_S: Final = 60.0
-_NOT_TRAINING: Final = frozenset({"inference", "other"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class _Job:
 
     job_key: str
     activity: JobActivity
+    work: JobWork
     trackers: dict[str, BurstTracker]
     streams: dict[str, Stream]
     seen_s: float
@@ -116,8 +120,11 @@ class MissedCheckpointDetector:
     anomalies: tuple[str, ...] = ("missed_checkpoint",)
     learner = "checkpoint_cadence"
 
-    def __init__(self, config: MissedCheckpointConfig, baselines: PowerBaselines) -> None:
+    def __init__(
+        self, config: MissedCheckpointConfig, baselines: PowerBaselines, paces: StepPaces | None = None
+    ) -> None:
         self._config = config
+        self._paces = paces
         self._baselines = baselines
         self._host = {source: BurstTracker(config.bursts, source) for source in HOST_SOURCES}
         self._jobs: dict[str, _Job] = {}
@@ -132,10 +139,12 @@ class MissedCheckpointDetector:
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return one assessment for each job whose cadence is known, and whose source is read."""
         self._now = now
+        if self._paces is not None:
+            self._paces.update(now, history)
         present = jobs_of(history, self._config.most_jobs)
         for key, gpus in present.items():
             self._meet(key, gpus, now)
-        closed = self._read(present, history, now.monotonic_s)
+        closed = self._read(present, history, decisions, now.monotonic_s)
         self._attribute(closed, now)
         assessments = [assessment for key in self._jobs.keys() - present.keys() if (assessment := self._leave(key))]
         for key, gpus in present.items():
@@ -143,10 +152,10 @@ class MissedCheckpointDetector:
             if closed or now.monotonic_s - job.chosen_s >= _CHOOSE_S:
                 job.chosen_s = now.monotonic_s
                 self._choose(job)
-            if self._is_not_training(gpus, decisions):
+            if is_not_training(gpus, decisions, self._config.label_probability):
                 job.severity = 0
                 continue
-            found = self._judge(job, now)
+            found = self._judge(job, gpus, now)
             if found is not None:
                 job.severity = found.severity
                 assessments.append(found)
@@ -218,6 +227,7 @@ class MissedCheckpointDetector:
         return _Job(
             job_key=key,
             activity=JobActivity(),
+            work=JobWork(),
             trackers={source: BurstTracker(self._config.bursts, source) for source in JOB_SOURCES},
             streams={
                 **{source: Stream.of(source, self._config.cadence) for source in (*JOB_SOURCES, *HOST_SOURCES)},
@@ -248,7 +258,13 @@ class MissedCheckpointDetector:
         del self._jobs[key]
         return Assessment(anomaly="missed_checkpoint", scope="job", severity=0, job_key=key) if job.severity else None
 
-    def _read(self, present: Mapping[str, JobGpus], history: History, now_s: float) -> list[tuple[Burst, _Job | None]]:
+    def _read(
+        self,
+        present: Mapping[str, JobGpus],
+        history: History,
+        decisions: Mapping[GpuKey, Decision],
+        now_s: float,
+    ) -> list[tuple[Burst, _Job | None]]:
         """Advance clocks and trackers; return the bursts that are over, with the job whose own source it was."""
         closed: list[tuple[Burst, _Job | None]] = []
         for source, tracker in self._host.items():
@@ -264,6 +280,8 @@ class MissedCheckpointDetector:
             trackers = (*self._host.values(), *job.trackers.values())
             is_writing = any(tracker.is_rising for tracker in trackers)
             job.activity.advance(gpus.gpus, self._baselines, now_s, is_writing=is_writing)
+            is_still = job.activity.is_still
+            job.work.look(gpus, decisions, self._paces, now_s, is_still=is_still, is_writing=is_writing)
             over = {burst.source for burst, owner in closed if owner is None or owner is job}
             for tracker in trackers:
                 self._note_open(job, tracker, is_over=tracker.source in over)
@@ -302,6 +320,8 @@ class MissedCheckpointDetector:
                         sign, clock_s = INSIDE, clock_s + pause_s - burst.start_s
                 names = (burst.source,) if owner is not None or len(jobs) > 1 else (burst.source, burst.source + ALL)
                 for name in names:
+                    if job.work.is_in_bursts and job.streams[name].cadence.period_s is None:
+                        continue
                     if job.streams[name].offer(burst, clock_s, sign) and job.chosen == name:
                         self._count(job, job.streams[name], now)
 
@@ -348,17 +368,7 @@ class MissedCheckpointDetector:
         before_s = _DISK_BEFORE_S if source == "disk" else _SIGN_BEFORE_S
         return job.activity.dip_chance(_SIGN_AFTER_S, before_s, self._now.monotonic_s)
 
-    def _is_not_training(self, gpus: JobGpus, decisions: Mapping[GpuKey, Decision]) -> bool:
-        if gpus.declared_class is not None:
-            return gpus.declared_class in _NOT_TRAINING
-        others = 0
-        for gpu in gpus.gpus:
-            decision = decisions.get(gpu.key)
-            if decision is not None and decision.workload in _NOT_TRAINING and decision.probabilities is not None:
-                others += decision.probabilities[decision.workload] >= self._config.label_probability
-        return others * 2 > len(gpus.gpus)
-
-    def _judge(self, job: _Job, now: Instant) -> Assessment | None:
+    def _judge(self, job: _Job, gpus: JobGpus, now: Instant) -> Assessment | None:
         if job.chosen is None:
             return None
         stream = job.streams[job.chosen]
@@ -377,7 +387,7 @@ class MissedCheckpointDetector:
             variant, severity = "long", 2
         elif clock_s > deadline_s and not self._is_written(job, stream):
             is_missed = clock_s > deadline_s + period_s
-            is_sure = cadence.confidence >= self._config.critical_confidence
+            is_sure = cadence.confidence >= self._config.critical_confidence and job.work.is_training(gpus)
             variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
         if not severity and stream.truncated is not None:
             variant, severity = "truncated", 2

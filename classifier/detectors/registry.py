@@ -67,7 +67,10 @@ def build_detectors(
         (config.throttled.enabled, lambda: ThrottledDetector(config.throttled)),
         (config.memory_leak.enabled, lambda: MemoryLeakDetector(config.memory_leak)),
         (config.unknown_workload.enabled, lambda: UnknownWorkloadDetector(config.unknown_workload)),
-        (config.missed_checkpoint.enabled, lambda: MissedCheckpointDetector(config.missed_checkpoint, baselines)),
+        (
+            config.missed_checkpoint.enabled,
+            lambda: MissedCheckpointDetector(config.missed_checkpoint, baselines, paces),
+        ),
         (config.storage_stall.enabled, lambda: StorageStallDetector(config.storage_stall)),
     )
     return tuple(make() for is_enabled, make in made if is_enabled)

@@ -81,6 +81,8 @@ class World:
     has_pcie: bool = True
     decisions: dict[GpuKey, Decision] = field(default_factory=dict)
     judge_every: int = 1
+    #: What the work of each job is labelled.
+    label: str = "training"
 
     def __post_init__(self) -> None:
         self.steps = int(self.hours * 3600 / STEP_S)
@@ -95,6 +97,8 @@ class World:
 
     def job(self, **options) -> Job:
         self.jobs.append(Job(self.steps, **options))
+        for gpu in self.jobs[-1].gpus:
+            self.decisions[key_of(gpu)] = labelled(gpu, self.label)
         return self.jobs[-1]
 
     def write(self, channel: str, start_s: float, end_s: float, rate: float) -> None:
@@ -151,6 +155,23 @@ class World:
                     holder = Holder(job.key, job_id=job.job_id, processes=1, checkpoint_interval_seconds=job.declared_s)
                     records.append(GpuOwners(**at, key=key, holders=(holder,), holder_count=1))
         self.history.ingest(Tick(**at, records=tuple(records)))
+
+
+def labelled(gpu: int, label: str, probability: float = 0.9) -> Decision:
+    rest = (1.0 - probability) / 3
+    names = ("training", "inference", "idle", "other")
+    return Decision(
+        key=key_of(gpu),
+        monotonic_s=0.0,
+        wall_s=0.0,
+        workload=label,
+        probabilities={name: probability if name == label else rest for name in names},
+        telemetry_probabilities=None,
+        window_s=60.0,
+        reason=None,
+        since_monotonic_s=0.0,
+        since_wall_s=0.0,
+    )
 
 
 def key_of(gpu: int) -> GpuKey:

@@ -12,10 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.clock import Instant
+from agent.history import History
 from agent.pipeline import Pipeline
+from agent.records import GpuKey
 from classifier.detectors.checkpoint_bursts import BurstConfig, BurstTracker
 from classifier.detectors.checkpoint_cadence import Cadence, CadenceConfig
 from classifier.detectors.missed_checkpoint import MissedCheckpointConfig, MissedCheckpointDetector
+from classifier.detectors.step_pace import Pace, StepPaces
 from classifier.labeller import Labeller, LabellerConfig
 from classifier.results import Assessment, Decision
 from tests.classifier.checkpoint_runs import Job, Saves, World, cover, key_of
@@ -69,6 +73,45 @@ def test_checkpoints_that_stop_are_late_then_missed(style: str, target: str) -> 
     assert "due" in last.summary
     # The condition began when it was due.
     assert last.since_monotonic_s == pytest.approx(1000 + times[-1] + 620, abs=25)
+
+
+class Steps(StepPaces):
+    """Steps of one second on every GPU, whatever it does."""
+
+    def update(self, now: Instant, history: History) -> None:
+        """Look at nothing."""
+
+    def pace(self, key: GpuKey, now_s: float) -> Pace | None:
+        return Pace(found_s=now_s, period_s=1.0, confidence_ratio=0.9, channel="power_watts", window_s=60.0)
+
+
+@pytest.mark.parametrize("label", ["unknown", "idle", "training"])
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_a_learned_cadence_pages_only_where_the_job_trains(label: str, has_steps: bool) -> None:
+    saves = Saves(spread=0.005)
+    world = World(hours=2.2, seed=3, label=label)
+    saves.run(world, world.job(), 400.0, 6600.0)
+    if has_steps:
+        world.detector = MissedCheckpointDetector(MissedCheckpointConfig(), world.baselines, Steps())
+    found = played(world)
+    trains = label == "training" or (label == "unknown" and has_steps)
+    assert max(severity for _, severity, *_ in found) == (3 if trains else 2)
+    assert variants(found) == {"late", "missed"}
+
+
+@pytest.mark.parametrize("busy_s", [20.0, 500.0])
+def test_bursts_of_a_server_that_is_idle_between_them_are_not_learned(busy_s: float) -> None:
+    # Requests every 600 s: data leaves the GPUs and the host, and between them nothing works. They stop after 1.8 h.
+    world = World(hours=2.6, seed=3, label="unknown")
+    job = world.job()
+    job.busy[:] = 0.0
+    for at in np.arange(400.0, 6600.0, 600.0):
+        cover(job.busy, at - busy_s, at, 1.0)
+        cover(job.transmit, at, at + 20.0, 1e9)
+        world.write("network_transmit", at, at + 20.0, 1e9)
+    found = played(world)
+    assert bool(found) == (busy_s > 300)
+    assert first(found, 3) is None
 
 
 def test_a_single_one_left_out_is_late_until_the_next_comes() -> None:
