@@ -18,8 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey, GpuSlowSample
@@ -40,6 +38,11 @@ _STALE_S: Final = 20.0
 _LEAST_SAMPLES: Final = 2
 #: Samples that show a reason have to lie in several parts of this length.
 _SPREAD_S: Final = 10.0
+#: So many of them for heat, and more at first: a minute holds up to three blips that are half a minute apart. Where a
+#: part has fewer than four samples, which miss most of a little heat, the lower number holds.
+_LEAST_PARTS: Final = 3
+_FIRST_PARTS: Final = 4
+_DENSE: Final = 4
 #: Readings of a window with which a counter has to grow, where there are at least twice as many: a blip is no share.
 _LEAST_STEPS: Final = {"sw_thermal": 5, "hw_thermal": 5, "hw_power_brake": 2}
 
@@ -159,7 +162,9 @@ class ThrottledDetector:
             if ratio is not None:
                 found["hw_slowdown"] = ratio
         if not any(reason in counted for reason in _THERMAL):
-            ratio = _share(card, "throttled", now.monotonic_s, self._config.window_seconds, 3)
+            # One that is known may waver, as with counters.
+            least_parts = _LEAST_PARTS if "sw_thermal" in known.since else _FIRST_PARTS
+            ratio = _share(card, "throttled", now.monotonic_s, self._config.window_seconds, least_parts)
             if ratio is not None:
                 found["sw_thermal"] = max(0.0, ratio - found.get("hw_slowdown", 0.0))
         return found
@@ -200,10 +205,21 @@ def _share(card: GpuHistory, channel: str, now_s: float, seconds: float, least_p
     series = card.series(channel, now_s, seconds)
     if not series.size:
         return None
+    if series.times[-1] - series.times[0] > series.size * _SPREAD_S / _DENSE:
+        least_parts = min(least_parts, _LEAST_PARTS)
     active = series.times[series.values > 0]
-    if active.size < _LEAST_SAMPLES or np.unique(active // _SPREAD_S).size < least_parts:
+    if active.size < _LEAST_SAMPLES or _parts(active.tolist()) < least_parts:
         return 0.0
     return float(active.size) / series.size
+
+
+def _parts(times: Sequence[float]) -> int:
+    """Return how many spans of `_SPREAD_S` hold these times, each from the first that the one before leaves out."""
+    count, end_s = 0, float("-inf")
+    for time_s in times:
+        if time_s >= end_s:
+            count, end_s = count + 1, time_s + _SPREAD_S
+    return count
 
 
 def _is_steady(readings: Sequence[tuple[float, Mapping[str, float]]], reason: str) -> bool:

@@ -113,6 +113,18 @@ def test_counters_that_are_not_read_any_more_say_nothing():
     assert said == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("length_s", "every_s", "expected"), [(5, 30, 0), (2, 30, 0), (5, 15, 2), (1, 10, 2)])
+def test_blips_in_samples_are_no_heat(length_s: int, every_s: int, expected: int) -> None:
+    watched, found = card(), []
+    for n in range(300):
+        watched.at = float(n)
+        active = ("sw_thermal",) if (n + 2) % every_s < length_s else ()
+        watched.feed(GpuSample, utilization_ratio=0.9, clock_event_reasons=active)
+        if n % 5 == 0:
+            found.append(severity(watched.only()) or 0)
+    assert max(found) == expected
+
+
 def sampled(reasons: tuple[str, ...] | None, every: int, interval_s: float = 1.0) -> list[int | None]:
     """Play 180 s of samples of a board without counters, every so many of them with these reasons."""
     watched = card()
