@@ -77,9 +77,10 @@ def test_means_are_as_measured(name):
 def test_memory_utilization_is_1_27_to_1_31_times_dram_activity(name):
     run = _played(name)
     for gpu in run.gpus:
-        ratio = gpu.channels["memory_utilization_ratio"].values.mean() / gpu.channels["dram_active_ratio"].values.mean()
-        # Whole per cent: at 5 % of memory utilisation the mean is that of rounded values.
-        assert 1.27 - 0.06 < ratio < 1.31 + 0.06
+        dram = gpu.channels["dram_active_ratio"].values.mean()
+        # Whole per cent: a mean of rounded values may be off by most of a half, which is much at 3 % of DRAM activity.
+        slack = max(0.02, 0.004 / dram)
+        assert 1.27 - slack < gpu.channels["memory_utilization_ratio"].values.mean() / dram < 1.31 + slack
 
 
 @pytest.mark.parametrize("name", SPREADS)

@@ -101,7 +101,7 @@ def test_a_release_waits_for_a_gpu_that_hangs_and_says_so(emulator, tmp_path, mo
             commands.driver(release)
         assert re.search(r"not released yet: GPU 1 \(.*\) hangs in a driver call", capsys.readouterr().err)
         assert "is to be released, and cannot be yet: GPU 1" in agent.log()
-        assert "does not answer" not in agent.log()
+        assert "the NVIDIA driver does not answer" not in agent.log()
         monkeypatch.setattr(commands, "RELEASE_WAIT_S", 30.0)
         emulator.clear()
         assert commands.driver(release) == 0

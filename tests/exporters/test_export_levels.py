@@ -109,10 +109,11 @@ def test_a_page_holds_the_families_of_its_table():
         page = PrometheusPage(full_snapshot, table=metric_table(host), own_process=False).text().decode()
         return set(re.findall(r"^# TYPE warpwatch_(\w+)", page, re.MULTILINE))
 
-    of_cards = {"gpu_mig_info"}  # no card of the full node is divided
-    assert families("off") == {row.name for row in metric_table("off")} - of_cards
+    # No card of the full node is divided, and nothing is in maintenance.
+    absent = {"gpu_mig_info", *(f"{of}_maintenance" for of in ("gpu", "node", "gpu_anomaly", "node_anomaly"))}
+    assert families("off") == {row.name for row in metric_table("off")} - absent
     assert families("summary") - families("off") == SUMMARY
-    assert families("full") == set(FULL) - of_cards
+    assert families("full") == set(FULL) - absent
 
 
 def test_numbers_of_the_full_level_in_base_units():

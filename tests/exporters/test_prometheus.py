@@ -120,8 +120,9 @@ def hostile_snapshot() -> NodeSnapshot:
 
 def test_what_is_emitted_is_the_table_and_the_process():
     found = {name for name, _ in samples(parse_text(page_of(full_snapshot())))}
-    # No card of the full node is divided.
-    assert found == {row.full_name for row in METRICS} - {"warpwatch_gpu_mig_info"} | PROCESS
+    # No card of the full node is divided, and nothing is in maintenance.
+    absent = {"gpu_mig_info", *(f"{of}_maintenance" for of in ("gpu", "node", "gpu_anomaly", "node_anomaly"))}
+    assert found == {row.full_name for row in METRICS if row.name not in absent} | PROCESS
 
 
 def test_both_formats_hold_the_same_samples():
