@@ -38,7 +38,12 @@ class Measured:
     series_by_gpu: dict[str, int]
     series_of_node: int
     probabilities: int
-    errors: float
+    errors: dict[str, float]
+
+
+def _is_glitch(errors: str) -> bool:
+    """Whether these are readings of all zeros, of which the trace holds one in a thousand and the sampler takes none."""
+    return 'sampler="nvml",reason="implausible"' in errors
 
 
 @pytest.fixture(scope="module")
@@ -61,14 +66,18 @@ def measured(tmp_path_factory, nvml_emulator_library):
             series_by_gpu=by_gpu,
             series_of_node=others,
             probabilities=sum(key.startswith("warpwatch_gpu_workload_probability{") for key in metrics),
-            errors=sum(value for key, value in metrics.items() if key.startswith("warpwatch_sampler_errors_total{")),
+            errors={
+                key: value
+                for key, value in metrics.items()
+                if key.startswith("warpwatch_sampler_errors_total{") and value and not _is_glitch(key)
+            },
         )
 
 
 def test_the_node_is_at_work_or_its_cost_would_mean_nothing(measured):
     assert len(measured.series_by_gpu) == budget.GPUS
     assert measured.probabilities == 4 * budget.GPUS  # the model was asked about each of them
-    assert measured.errors == 0
+    assert measured.errors == {}
 
 
 def test_own_cpu_time(measured, record_property):
