@@ -42,7 +42,7 @@ class Measured:
 
 
 def _is_glitch(errors: str) -> bool:
-    """Whether these are readings of all zeros, of which the trace holds one in a thousand and the sampler takes none."""
+    """Whether these are readings of all zeros: one in a thousand of the trace, and the sampler takes none."""
     return 'sampler="nvml",reason="implausible"' in errors
 
 
