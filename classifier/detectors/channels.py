@@ -11,6 +11,8 @@ from agent.history import Array, GpuHistory
 #: A GPU whose newest sample is older than this many of its own sampling intervals cannot be judged.
 STALE_INTERVALS: Final = 3.0
 _LEAST_STALE_S: Final = 15.0
+#: By which GPUs are seen to move in step, the better one first.
+MOVING_CHANNELS: Final = ("power_watts", "utilization_ratio")
 
 
 def aligned(gpu: GpuHistory, channel: str, times: Array, now_s: float, seconds: float) -> Array:
@@ -54,15 +56,28 @@ def is_in_step(one: GpuHistory, other: GpuHistory, until_s: float, seconds: floa
     GPUs that hardly move (below 1 % of their mean) cannot be told apart and count as in step. Measured: ranks of one
     job correlate at 0.56 to 0.99, independent processes at 0.08 to 0.31.
     """
-    for channel in ("power_watts", "utilization_ratio"):
-        left = one.series(channel, until_s, seconds)
-        right = other.series(channel, until_s, seconds)
-        if left.size < 20 or right.size < 20:
+    for channel in MOVING_CHANNELS:
+        together = correlation(one, other, channel, until_s, seconds, least_spread=0.01)
+        if together is None:
             continue
-        values = np.stack([left.values, np.interp(left.times, right.times, right.values)])
-        spread = np.std(values, axis=1)
-        if bool(np.all(spread > 0.01 * np.abs(np.mean(values, axis=1)))):
-            return float(np.corrcoef(values)[0, 1]) >= 0.4
+        if np.isfinite(together):
+            return together >= 0.4
         if channel == "power_watts":
             return True
     return True
+
+
+def correlation(
+    one: GpuHistory, other: GpuHistory, channel: str, until_s: float, seconds: float, *, least_spread: float
+) -> float | None:
+    """Return how alike a channel of two GPUs moves; NaN where one hardly does, None where too little was measured.
+
+    A channel moves where its standard deviation is above `least_spread` of its mean.
+    """
+    left, right = one.series(channel, until_s, seconds), other.series(channel, until_s, seconds)
+    if left.size < 20 or right.size < 20:
+        return None
+    values = np.stack([left.values, np.interp(left.times, right.times, right.values)])
+    if not np.all(values.std(axis=1) > least_spread * np.abs(values.mean(axis=1))):
+        return float("nan")
+    return float(np.corrcoef(values)[0, 1])

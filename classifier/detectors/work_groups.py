@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from agent.history import GpuHistory
-from classifier.detectors.channels import process_ids
+from classifier.detectors.channels import MOVING_CHANNELS, correlation, process_ids
 from classifier.detectors.step_pace import StepPaces
 
 #: Steps that differ by more than this share are of different jobs.
@@ -60,14 +60,10 @@ def _is_together(one: GpuHistory, other: GpuHistory, paces: StepPaces, now_s: fl
 
 def _in_step(one: GpuHistory, other: GpuHistory, now_s: float, seconds: float) -> bool | None:
     """Return whether two GPUs move in step; None where one of them hardly moves or too little was measured."""
-    for channel in ("power_watts", "utilization_ratio"):
-        left, right = one.series(channel, now_s, seconds), other.series(channel, now_s, seconds)
-        if left.size < 20 or right.size < 20:
-            continue
-        values = np.stack([left.values, np.interp(left.times, right.times, right.values)])
-        spread = values.std(axis=1)
-        if bool(np.all(spread > 0.02 * np.abs(values.mean(axis=1)))):
-            return float(np.corrcoef(values)[0, 1]) >= _IN_STEP
+    for channel in MOVING_CHANNELS:
+        together = correlation(one, other, channel, now_s, seconds, least_spread=0.02)
+        if together is not None and np.isfinite(together):
+            return together >= _IN_STEP
     return None
 
 
