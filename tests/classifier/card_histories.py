@@ -55,6 +55,13 @@ class Card:
     def slow(self, **fields: object) -> None:
         self.feed(GpuSlowSample, **fields)
 
+    def divide(self) -> list[GpuKey]:
+        """Have the card show two MIG instances, and return their keys."""
+        instances = [self.key._replace(gpu_i_id=1), self.key._replace(gpu_i_id=2)]
+        for instance in instances:
+            self.feed(GpuSample, key=instance, memory_used_bytes=1)
+        return instances
+
     def xids(self, totals: Mapping[int, int], at: Mapping[int, float] | None = None) -> None:
         """Tell the counts of XIDs, and of some the second of the newest event."""
         last = {code: WALL_S + self.start_s + second for code, second in (at or {}).items()}

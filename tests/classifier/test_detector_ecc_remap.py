@@ -211,9 +211,7 @@ def test_old_counters_say_nothing_about_now():
 
 def test_an_error_of_the_card_is_one_of_each_instance():
     watched = clean_card()
-    instances = [KEY._replace(gpu_i_id=1), KEY._replace(gpu_i_id=2)]
-    for instance in instances:
-        watched.feed(GpuSample, key=instance, memory_used_bytes=1)
+    instances = watched.divide()
     watched.health(**CLEAN | {"ecc_uncorrected_volatile_total": 1})
     assert [(one.key, one.severity) for one in watched.assess()] == [(instance, 3) for instance in instances]
 

@@ -215,9 +215,7 @@ def test_a_state_that_is_not_told_any_more_is_none():
 
 def test_the_card_is_lost_for_each_of_its_instances():
     watched = card()
-    instances = [KEY._replace(gpu_i_id=1), KEY._replace(gpu_i_id=2)]
-    for instance in instances:
-        watched.feed(GpuSample, key=instance, memory_used_bytes=1)
+    instances = watched.divide()
     watched.feed(GpuState, state="lost")
     assert [(one.key, one.severity) for one in watched.assess()] == [(instance, 3) for instance in instances]
 

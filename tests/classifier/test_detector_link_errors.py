@@ -225,9 +225,7 @@ def test_without_counters_nothing_is_said():
 
 def test_errors_of_the_card_are_those_of_each_instance():
     watched = card()
-    instances = [KEY._replace(gpu_i_id=1), KEY._replace(gpu_i_id=2)]
-    for instance in instances:
-        watched.feed(GpuSample, key=instance, memory_used_bytes=1)
+    instances = watched.divide()
     watched.health(nvlink_failed_recoveries_total=0)
     assert [(one.key, one.severity) for one in watched.assess()] == [(instance, 0) for instance in instances]
     watched.health(nvlink_failed_recoveries_total=1)
