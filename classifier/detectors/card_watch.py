@@ -9,7 +9,7 @@ that was lost and answers again; and at most for as long as the detector says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from agent.clock import Instant
@@ -237,21 +237,22 @@ def card_key(key: GpuKey) -> GpuKey:
     return key if key.gpu_i_id is None else key._replace(gpu_i_id=None)
 
 
-class Pace:
-    """Lets a detector of slow anomalies judge every so often, and say the same in between."""
+class Answers:
+    """Lets a detector of slow anomalies look every so often, and gives what it said in between."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._last_s: float | None = None
         self._gpus: Mapping[GpuKey, GpuHistory] | None = None
+        self._said: Sequence[Assessment] = ()
 
-    def is_due(self, now: Instant, history: History) -> bool:
-        """Return whether it is time again, or the GPUs are others than before."""
+    def of(self, now: Instant, history: History, look: Callable[[], Sequence[Assessment]]) -> Sequence[Assessment]:
+        """Return what `look` says, asked again when it is time (half a second early counts), or the GPUs are others."""
         last_s = self._last_s
-        if last_s is not None and now.monotonic_s - last_s < self._seconds - 1e-6 and history.gpus is self._gpus:
-            return False
-        self._last_s, self._gpus = now.monotonic_s, history.gpus
-        return True
+        if last_s is None or now.monotonic_s - last_s >= self._seconds - 0.5 or history.gpus is not self._gpus:
+            self._last_s, self._gpus = now.monotonic_s, history.gpus
+            self._said = look()
+        return self._said
 
 
 class Verdicts:

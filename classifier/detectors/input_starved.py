@@ -25,6 +25,7 @@ from agent.clock import Instant
 from agent.history import Array, GpuHistory, History, HostHistory
 from agent.records import GpuKey
 from classifier.config_checks import require
+from classifier.detectors.card_watch import Answers
 from classifier.detectors.channels import is_fresh, is_same_work, process_ids
 from classifier.detectors.step_pace import StepPaces
 from classifier.results import Assessment, Decision
@@ -122,15 +123,11 @@ class InputStarvedDetector:
         self._paces = paces
         self._watches: dict[GpuKey, _Watch] = {}
         self._most_read = 0.0  # bytes per second, mean of a look
-        self._judged_s = float("-inf")
-        self._said: tuple[Assessment, ...] = ()
+        self._answers = Answers(config.judge_seconds)
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return one assessment for each GPU with utilisation, where at least one of the reasons is measured."""
-        if now.monotonic_s - self._judged_s >= self._config.judge_seconds - 0.5:
-            self._judged_s = now.monotonic_s
-            self._said = self._look(now, history, decisions)
-        return self._said
+        return self._answers.of(now, history, lambda: self._look(now, history, decisions))
 
     def _look(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> tuple[Assessment, ...]:
         self._paces.update(now, history)

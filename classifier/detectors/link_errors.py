@@ -27,11 +27,11 @@ from agent.xids import XIDS, XidCatalogue
 from classifier.config_checks import require
 from classifier.detectors.card_watch import (
     RECOVERY_ACTIONS,
+    Answers,
     Cards,
     CardWatch,
     Claim,
     Freshness,
-    Pace,
     Verdicts,
     xid_claims,
 )
@@ -104,8 +104,7 @@ class LinkErrorsDetector:
     def __init__(self, config: LinkErrorsConfig, xids: XidCatalogue = XIDS) -> None:
         self._config = config
         self._xids = xids
-        self._pace = Pace(config.judge_seconds)
-        self._said: tuple[Assessment, ...] = ()
+        self._answers = Answers(config.judge_seconds)
         self._places = Cards()
         self._cards: dict[GpuKey, _Card] = {}
         self._ports = PortWatch(config.rate, config.port_hold_seconds)
@@ -114,8 +113,9 @@ class LinkErrorsDetector:
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU with counters, XIDs or limits, and those of ports ever active."""
-        if not self._pace.is_due(now, history):
-            return self._said
+        return self._answers.of(now, history, lambda: self._look(now, history))
+
+    def _look(self, now: Instant, history: History) -> Sequence[Assessment]:
         assessments: list[Assessment] = []
         for card, keys in self._places.of(history):
             if card.health is None and card.xids is None and card.limits is None:
@@ -136,8 +136,7 @@ class LinkErrorsDetector:
                 assessments += self._verdicts.of(keys, claims, self._evidence(known, card) if claims else {})
         has_work = any(gpu.processes is None or bool(gpu.processes) for gpu in history.gpus.values())
         assessments += self._ports.assess(now, history.host.infiniband_ports, has_work=has_work)
-        self._said = tuple(assessments)
-        return self._said
+        return assessments
 
     def learned(self, now: Instant) -> Mapping[str, object]:  # noqa: ARG002
         """Return the baselines by card and counter, and by port and counter."""

@@ -26,7 +26,7 @@ from agent.clock import Instant
 from agent.history import Array, GpuHistory, History
 from agent.records import GpuKey
 from classifier.config_checks import require
-from classifier.detectors.card_watch import Claim, Freshness, Pace, Verdicts
+from classifier.detectors.card_watch import Answers, Claim, Freshness, Verdicts
 from classifier.detectors.channels import is_same_work, process_ids
 from classifier.results import Assessment, Decision
 
@@ -121,15 +121,15 @@ class MemoryLeakDetector:
 
     def __init__(self, config: MemoryLeakConfig) -> None:
         self._config = config
-        self._pace = Pace(config.judge_seconds)
-        self._said: tuple[Assessment, ...] = ()
+        self._answers = Answers(config.judge_seconds)
         self._jobs: dict[GpuKey, _Job] = {}
         self._verdicts = Verdicts("memory_leak")
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU whose memory in use is measured."""
-        if not self._pace.is_due(now, history):
-            return self._said
+        return self._answers.of(now, history, lambda: self._look(now, history))
+
+    def _look(self, now: Instant, history: History) -> Sequence[Assessment]:
         for gone in self._jobs.keys() - history.gpus.keys():  # a MIG layout that changed
             del self._jobs[gone]
         assessments: list[Assessment] = []
@@ -142,8 +142,7 @@ class MemoryLeakDetector:
                 continue
             self._follow(job, gpu, now, total)
             assessments += self._verdicts.of([key], self._claims(job, total, now), self._evidence(job, total))
-        self._said = tuple(assessments)
-        return self._said
+        return assessments
 
     def _follow(self, job: _Job, gpu: GpuHistory, now: Instant, total: float) -> None:
         present = process_ids(gpu)

@@ -24,6 +24,7 @@ from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey
 from classifier.config_checks import require
+from classifier.detectors.card_watch import Answers
 from classifier.detectors.channels import interval_seconds, is_fresh, is_in_step, is_same_work, process_ids
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.step_pace import StepPaces
@@ -111,16 +112,11 @@ class NoProgressDetector:
         self._config = config
         self._paces = paces
         self._watches: dict[GpuKey, _Watch] = {}
-        self._judged_s = float("-inf")
-        self._said: tuple[Assessment, ...] = ()
+        self._answers = Answers(config.judge_seconds)
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return one assessment for each GPU with utilisation and processes whose CPU time is measured."""
-        if now.monotonic_s - self._judged_s < self._config.judge_seconds - 0.5:
-            return self._said
-        self._judged_s = now.monotonic_s
-        self._said = self._look(now, history, decisions)
-        return self._said
+        return self._answers.of(now, history, lambda: self._look(now, history, decisions))
 
     def _look(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> tuple[Assessment, ...]:
         self._paces.update(now, history)

@@ -28,6 +28,7 @@ from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuHealth, GpuKey
 from classifier.config_checks import require
+from classifier.detectors.card_watch import Answers
 from classifier.detectors.channels import aligned, is_fresh
 from classifier.detectors.step_pace import StepPaces
 from classifier.detectors.work_groups import work_groups
@@ -131,15 +132,11 @@ class StragglerDetector:
         self._config = config
         self._paces = paces
         self._watches: dict[GpuKey, _Watch] = {}
-        self._judged_s = float("-inf")
-        self._said: tuple[Assessment, ...] = ()
+        self._answers = Answers(config.judge_seconds)
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU that works with others and has a clock or SM activity."""
-        if now.monotonic_s - self._judged_s >= self._config.judge_seconds - 0.5:
-            self._judged_s = now.monotonic_s
-            self._said = self._look(now, history)
-        return self._said
+        return self._answers.of(now, history, lambda: self._look(now, history))
 
     def _look(self, now: Instant, history: History) -> tuple[Assessment, ...]:
         self._paces.update(now, history)

@@ -22,7 +22,7 @@ from agent.clock import Instant
 from agent.history import GpuHistory, History
 from agent.records import GpuKey, GpuSlowSample
 from classifier.config_checks import require
-from classifier.detectors.card_watch import Cards, Claim, Freshness, Pace, Verdicts
+from classifier.detectors.card_watch import Answers, Cards, Claim, Freshness, Verdicts
 from classifier.results import Assessment, Decision
 
 _THERMAL: Final = ("sw_thermal", "hw_thermal")
@@ -87,16 +87,16 @@ class ThrottledDetector:
 
     def __init__(self, config: ThrottledConfig) -> None:
         self._config = config
-        self._pace = Pace(config.judge_seconds)
-        self._said: tuple[Assessment, ...] = ()
+        self._answers = Answers(config.judge_seconds)
         self._places = Cards()
         self._cards: dict[GpuKey, _Card] = {}
         self._verdicts = Verdicts("throttled")
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:  # noqa: ARG002
         """Return one assessment for each GPU with counters of slowed time, or with reasons in its samples."""
-        if not self._pace.is_due(now, history):
-            return self._said
+        return self._answers.of(now, history, lambda: self._look(now, history))
+
+    def _look(self, now: Instant, history: History) -> Sequence[Assessment]:
         assessments: list[Assessment] = []
         for card, keys in self._places.of(history):
             if card.state in ("lost", "hung"):
@@ -111,8 +111,7 @@ class ThrottledDetector:
                 continue
             claims = self._claims(known, ratios, now)
             assessments += self._verdicts.of(keys, claims, self._evidence(ratios, counted, card, now) if claims else {})
-        self._said = tuple(assessments)
-        return self._said
+        return assessments
 
     def _counted(self, known: _Card, card: GpuHistory, now: Instant) -> dict[str, float]:
         """Return the share of the window by reason, from the driver's counters; 0 before it is full."""
