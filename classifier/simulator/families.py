@@ -100,6 +100,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "prefill_pool": _serving(0.025, "prefill_pool", (1, 2, 4)),
     "decode_pool": _serving(0.025, "decode_pool", (1, 2, 4, 8)),
     "speculative_decoding": _serving(0.025, "speculative", (1,)),
+    "batch_generation": _serving(0.03, "batch_generation", (1, 1, 1, 2, 4, 8)),
     "vision_inference": Family(workload="inference", build=vision_job, weight=0.035),
     "embedding_batch": Family(workload="inference", build=partial(vision_job, style="embedding"), weight=0.03),
     "speech_batch": Family(workload="inference", build=partial(vision_job, style="speech"), weight=0.03),

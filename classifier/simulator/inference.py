@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +21,13 @@ from classifier.simulator.scenario import Draws
 from classifier.simulator.serving_styles import SERVING_STYLES
 from classifier.simulator.signals import Array, Constant, HostLoad, Job, Sampled, Stage
 from classifier.simulator.training import Span
+
+#: Where a file of prompts is read, and where the answers are written: disk, network file system, object storage.
+_FILES: Final = {
+    "disk": ("disk_read", "disk_written"),
+    "filesystem": ("filesystem_read", "filesystem_written"),
+    "network": ("network_receive", "network_transmit"),
+}
 
 
 def serving_job(draws: Draws, board: Board, gpus: tuple[int, ...], span: Span, style: str = "online") -> Job:
@@ -92,7 +100,10 @@ def _traffic(draws: Draws, priors: Priors, style: str, requests_per_s: float, sp
     over_fabric = draws.chance("caches_over_infiniband", 0.6)
     traffic = partial(HostLoad, start_s=span.start_s, end_s=span.end_s)
     host = [traffic(channel="disk_written", bytes_per_second=logs, roughness=1.2)]
-    for channel, share in (("network_receive", 0.6), ("network_transmit", 0.4)):
+    requests, answers = "network_receive", "network_transmit"
+    if style == "batch_generation":  # prompts and answers are files
+        requests, answers = _FILES[draws.choice("files_on", tuple(_FILES), (0.5, 0.3, 0.2))]
+    for channel, share in ((requests, 0.6), (answers, 0.4)):
         rate = max(200.0, requests_per_s * sizes * share)
         host.append(traffic(channel=channel, bytes_per_second=rate, roughness=0.5))
     directions = {"prefill_pool": (0.03, 1.0), "decode_pool": (1.0, 0.03)}.get(style)

@@ -96,6 +96,23 @@ SERVING_STYLES: Final[dict[str, Priors]] = {
         "swing": even(0.2, 0.9, "depth of the cadence; prior"),
         "quiet_share": even(-0.5, 0.1, "prior"),
     },
+    # A file of prompts through an engine with continuous batching: as full as its cache allows.
+    "batch_generation": {
+        **_ONLINE,
+        "prefill_s": log(0.02, 0.6, "prior"),
+        "decode_s": log(2, 40, "prior: 100-1000 tokens at 25-50 a second"),
+        "concurrency": log(32, 400, "all that the cache holds, 256 by default in vLLM; prior"),
+        "resident": log(0.5, 1.0, "utilisation 0.95-1 of offline batches, less for small models; prior"),
+        "decode_sm": even(0.25, 0.6, "0.4-0.8 of offline batches with the depth; prior"),
+        "decode_dram": even(0.35, 0.88, "0.4-0.8; prior"),
+        "decode_tensor": even(0.08, 0.6, "share of SM; 0.1-0.5 of all; prior"),
+        "memory": even(0.5, 0.96, "a cache that takes 0.9 by default; prior"),
+        "day_depth": even(0.0, 0.01, "no day in a file"),
+        "gusts": even(0.02, 0.3, "lengths of prompts that come in runs; prior"),
+        "quiet_share": even(-0.5, 0.0, "the queue is never empty"),
+        "power_gain": even(0.6, 1.12, "0.45-0.95 of the limit; prior"),
+        "cores": log(0.9, 6, "an engine loop and tokenizers; prior"),
+    },
 }
 
 BATCH: Final[Priors] = {
