@@ -43,6 +43,11 @@ EVERYTHING = {
     "affinity": {"nodeAffinity": {}},
     "config": '[export]\nhost = "off"\n',
 }
+WITH_TLS = {
+    "config": '[export]\nweb_config = "/etc/warpwatch-web/web.yml"\n',
+    "web": {"secretName": "warpwatch-web"},
+    "podMonitor": {"tlsConfig": {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}}, "basicAuth": {}},
+}
 LEAST = {
     "jobsFolder": "",
     "runtimeClassName": "",
@@ -51,7 +56,7 @@ LEAST = {
 }
 
 
-@pytest.mark.parametrize("values", [{}, EVERYTHING, LEAST], ids=["default", "everything", "least"])
+@pytest.mark.parametrize("values", [{}, EVERYTHING, WITH_TLS, LEAST], ids=["default", "everything", "tls", "least"])
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_every_object_fits_the_schema_of_kubernetes(values, version):
     objects = render(**values)
@@ -118,6 +123,26 @@ def test_the_configuration_is_mounted_where_the_agent_reads_it(tmp_path):
     assert container_of(objects)["args"] == ["run", "--config", "/etc/warpwatch/warpwatch.toml", "--listen", ":12345"]
 
 
+def test_with_a_secret_the_kubelet_and_prometheus_speak_tls():
+    objects = render(**WITH_TLS)
+    container = container_of(objects)
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"]["scheme"] == "HTTPS"
+    (endpoint,) = objects["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+    assert endpoint["tlsConfig"] == WITH_TLS["podMonitor"]["tlsConfig"]
+    (volume,) = (one for one in objects["DaemonSet"]["spec"]["template"]["spec"]["volumes"] if one["name"] == "web")
+    assert volume["secret"] == {"secretName": "warpwatch-web", "defaultMode": 0o440}  # read by the pod's group
+    assert {"name": "web", "mountPath": "/etc/warpwatch-web", "readOnly": True} in container["volumeMounts"]
+
+
+def test_a_kubelet_that_would_be_refused_looks_at_the_port_alone():
+    container = container_of(render(**{**WITH_TLS, "web": {"secretName": "warpwatch-web", "asksClients": True}}))
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert container[probe]["tcpSocket"] == {"port": "metrics"}
+        assert "httpGet" not in container[probe]
+
+
 def test_another_configuration_starts_new_pods():
     def annotations(config):
         return render(config=config)["DaemonSet"]["spec"]["template"]["metadata"]["annotations"]
@@ -132,6 +157,7 @@ def test_another_configuration_starts_new_pods():
         ({"port": 80}, "port"),
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"networkPolicy": {"enabled": True}}, "hostNetwork"),
+        ({"web": {"secretName": "warpwatch-web"}}, "web_config"),
     ],
 )
 def test_a_wrong_value_is_named(values, named):
