@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= :9836
 
-.PHONY: run test setup lint clean bench bench-detectors soak golden model-report packages
+.PHONY: run test setup lint clean bench bench-detectors soak fuzz golden model-report packages
 
 run: $(VENV)/installed
 	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
@@ -44,6 +44,10 @@ packages: $(VENV)/installed
 model-report: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[evaluate]'
 	$(BIN)/warpwatch evaluate --report docs $(TRACES)
+
+# make fuzz MINUTES=10
+fuzz: $(VENV)/installed
+	$(BIN)/python -m tests.fuzz $(MINUTES)
 
 # make soak MINUTES=60
 soak: $(VENV)/installed

@@ -29,15 +29,22 @@ def load_toml(schema: type[T], path: Path) -> T:
     refuses (a ValueError of its `__post_init__`).
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            data = stream.read(_FILE_MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read configuration {path}: {error.strerror}") from error
+    if len(data) > _FILE_MAX_BYTES:
+        raise UsageError(f"configuration {path} is longer than {_FILE_MAX_BYTES} bytes")
+    try:
+        text = data.decode("utf-8").replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise UsageError(f"configuration {path} is not UTF-8 text") from error
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"configuration {path} is not valid TOML: {error}") from error
+    except ValueError as error:  # also of a whole number with thousands of digits
+        raise UsageError(f"configuration {path} is not valid TOML: {_short(str(error))}") from error
+    except RecursionError as error:
+        raise UsageError(f"configuration {path} is nested too deeply") from error
     return _Loader(path, text).build(schema, values, "")
 
 
@@ -87,7 +94,10 @@ class _Loader:
             raise self._wrong(key, value, f"a {_KIND_NAMES[hint]}")
         if hint is Path and not (value.startswith("/") and "\0" not in value):
             raise self._wrong(key, value, "an absolute path, which begins with / and holds no NUL")
-        return hint(value)
+        try:
+            return hint(value)
+        except OverflowError as error:
+            raise self._wrong(key, value, "a finite number") from error
 
     def _check_range(self, name: str, value: object, key: str) -> None:
         """Refuse what no quantity of this unit can be: units stand in names, so the name says what is allowed."""
@@ -103,11 +113,11 @@ class _Loader:
     def _unknown(self, key: str, prefix: str, allowed: Mapping[str, object]) -> UsageError:
         near = difflib.get_close_matches(key, allowed, n=1)
         hint = f"did you mean {prefix + near[0]!r}?" if near else "allowed here: " + ", ".join(allowed)
-        return UsageError(f"{self._place(key)}: unknown key {prefix + key!r}; {hint}")
+        return UsageError(f"{self._place(key)}: unknown key {_short(prefix + key)!r}; {hint}")
 
     def _wrong(self, key: str, value: object, wanted: str) -> UsageError:
         name = key.rpartition(".")[2]
-        return UsageError(f"{self._place(name)}: {key} is {value!r}; it must be {wanted}")
+        return UsageError(f"{self._place(name)}: {key} is {_short(repr(value))}; it must be {wanted}")
 
     def _place(self, key: str) -> str:
         for number, line in enumerate(self._lines, start=1):
@@ -117,9 +127,16 @@ class _Loader:
         return str(self._path)
 
 
+#: Nobody reads a longer file, or more of a value in a sentence.
+_FILE_MAX_BYTES = 1 << 20
+_SHOWN_MAX = 120
 #: Ends of names whose values are shares of a whole.
 _SHARES = ("_ratio", "_probability")
 _KIND_NAMES: dict[type, str] = {bool: "boolean", int: "whole number", float: "number", str: "string", Path: "path"}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
 
 
 def _is(value: object, kind: type) -> bool:

@@ -266,12 +266,15 @@ class TraceReader:
             if monotonic_s - last_s > MAX_PAUSE_S and math.isfinite(last_s):
                 raise ValueError("a month ahead")
             monotonic_s = max(monotonic_s, last_s)
-            records = decode_records(value["r"], monotonic_s, wall_s, self._warn_once)
+            records = decode_records(value["r"], monotonic_s, wall_s, self._warn_of_record)
             return Tick(monotonic_s=monotonic_s, wall_s=wall_s, records=records)
         except _DAMAGE:
             kind = "damaged" if line.endswith("\n") else "torn last"
             self._warn(f"{self._path}: left out {kind} line {number}")
             return None
+
+    def _warn_of_record(self, message: str) -> None:
+        self._warn_once(f"{self._path}: {message}")
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

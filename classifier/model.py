@@ -17,6 +17,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ BUNDLED: Final = Path(__file__).parent / "bundle"
 #: Larger files are no bundle of ours (the shipped one is a few hundred kB).
 _SIZE_LIMIT_BYTES: Final = 16_000_000
 _ARRAY_LIMIT_BYTES: Final = 64_000_000
+#: What values of other kinds than they should be can raise.
+_UNFIT: Final = (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError)
+#: What bytes that are no array file can raise in zipfile and NumPy; RuntimeError where they call themselves encrypted.
+_NO_ARRAYS: Final = (OSError, ValueError, EOFError, KeyError, MemoryError, RuntimeError, zipfile.BadZipFile, zlib.error)
 #: Least number of core features a row needs for its distance to mean something.
 _MINIMUM_CORE: Final = 3
 
@@ -143,7 +148,7 @@ def load(directory: Path = BUNDLED) -> Model:
     packed = _read(directory / ARRAYS_NAME)
     try:
         metadata = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{directory / JSON_NAME} is no JSON: {error}; install the bundle again") from error
     if not isinstance(metadata, dict):
         raise _unfit(directory, "model.json is no object")
@@ -164,7 +169,7 @@ def load(directory: Path = BUNDLED) -> Model:
             deciding_features=tuple(str(name) for name in metadata["deciding_features"]),
             metadata=metadata,
         )
-    except (KeyError, ValueError, TypeError) as error:
+    except _UNFIT as error:
         raise _unfit(directory, f"{type(error).__name__}: {error}") from error
     if not all(0.0 < threshold <= 1.0 for threshold in model.thresholds.values()):
         raise _unfit(directory, "a threshold is out of range")
@@ -201,7 +206,7 @@ def _unpack(directory: Path, packed: bytes) -> dict[str, NDArray[Any]]:
                 raise _unfit(directory, f"{ARRAYS_NAME} unpacks to more than {_ARRAY_LIMIT_BYTES} bytes")
         with np.load(io.BytesIO(packed), allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _NO_ARRAYS as error:
         raise _unfit(directory, f"{ARRAYS_NAME} is no array file: {error}") from error
 
 
@@ -234,4 +239,5 @@ def _read(path: Path) -> bytes:
 
 
 def _unfit(directory: Path, reason: str) -> BundleError:
+    reason = " ".join(reason.split())[:400]
     return BundleError(f"model bundle {directory} does not fit: {reason}; train or install one for this version")

@@ -57,7 +57,12 @@ def default_route_interfaces(route: str | None, ipv6_route: str | None) -> froze
             metric = _hexadecimal(fields[5])
             if metric is not None:
                 ipv6.append((metric, fields[9]))
-    return frozenset(name for routes in (ipv4, ipv6) for metric, name in routes if metric == min(routes)[0])
+    return frozenset(_of_lowest_metric(ipv4) | _of_lowest_metric(ipv6))
+
+
+def _of_lowest_metric(routes: Sequence[tuple[int, str]]) -> set[str]:
+    lowest = min((metric for metric, _ in routes), default=None)
+    return {name for metric, name in routes if metric == lowest}
 
 
 def _is_in_use(flags: str) -> bool:

@@ -211,7 +211,10 @@ def test_unknown_fields_types_and_header_fields_of_a_later_writer_are_left_out(t
     header, ticks, warnings = read(tmp_path / "trace", content + line % 1 + line % 2)
     assert header.ground_truth == (Phase(start_s=0, end_s=1, workload="idle"),)
     assert [record.power_watts for tick in ticks for record in tick.records] == [70.0, 70.0]
-    assert warnings == ["unknown field gpu_sample.new_w left out", "unknown record type 'new_type' left out"]
+    assert warnings == [
+        f"{tmp_path / 'trace'}: unknown field gpu_sample.new_w left out",
+        f"{tmp_path / 'trace'}: unknown record type 'new_type' left out",
+    ]
 
 
 def test_lines_a_moment_out_of_order_never_take_time_back(tmp_path):
