@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
+import stat
 import tomllib
 import types
 import typing
@@ -30,9 +32,12 @@ def load_toml(schema: type[T], path: Path) -> T:
     """
     try:
         with path.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
             data = stream.read(_FILE_MAX_BYTES + 1)
     except OSError as error:
         raise UsageError(f"cannot read configuration {path}: {error.strerror}") from error
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise UsageError(f"every user may write configuration {path}; take that away with chmod o-w")
     if len(data) > _FILE_MAX_BYTES:
         raise UsageError(f"configuration {path} is longer than {_FILE_MAX_BYTES} bytes")
     try:

@@ -201,6 +201,8 @@ class LearnedState:
             found = os.fstat(file)
             if not stat.S_ISREG(found.st_mode):
                 raise _UnusableError("not_a_file", "is no regular file")
+            if found.st_mode & stat.S_IWOTH:
+                raise _UnusableError("writable_by_others", "may be written by every user")
             if found.st_size > _FILE_BYTES:
                 raise _UnusableError("too_large", f"is larger than {_FILE_BYTES} bytes")
             with os.fdopen(os.dup(file), "rb") as reader:

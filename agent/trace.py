@@ -13,6 +13,7 @@ import gzip
 import io
 import json
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ MAX_LINE: Final = 1 << 20
 MAX_PAUSE_S: Final = 30 * 86_400.0
 #: How far lines of one recording may be out of order: more than a sampler run is given.
 _DISORDER_S: Final = 10.0
+#: A log unpacks to some dozen times its size, zeros to a thousand times: from so many bytes on, so much is a bomb.
+BOMB_BYTES: Final = 8 << 20
+BOMB_RATIO: Final = 250
 _COMPRESSIONS: Final = {b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip"}
 _UNWRITABLE: Final = frozenset({".zst", ".zstd", ".xz", ".bz2", ".zip"})
 #: What reading a line that is not what it should be can raise.
@@ -81,6 +85,25 @@ class TraceHeader:
     ground_truth: tuple[Phase, ...] = ()
 
 
+class _Unpacked(gzip.GzipFile):
+    """Unpacks, and raises UsageError where far more comes out than any log holds."""
+
+    def __init__(self, raw: io.BufferedReader, path: Path) -> None:
+        super().__init__(fileobj=raw)
+        self._packed = raw
+        self._log_path = path
+        self._taken = 0
+
+    def read1(self, size: int = -1) -> bytes:
+        """Return some bytes; this is what the text layer calls."""
+        data = super().read1(size)
+        self._taken += len(data)
+        if self._taken > BOMB_BYTES and self._taken > BOMB_RATIO * self._packed.tell():
+            more = f"more than {BOMB_RATIO} times its size"
+            raise UsageError(f"{self._log_path} unpacks to {more}, which no log does; it is left alone")
+        return data
+
+
 class LogBytes:
     """The bytes of a trace or foreign log, unpacked where they are gzip, with a measure of how far reading got."""
 
@@ -101,7 +124,7 @@ class LogBytes:
                 raise UsageError(f"{path} is compressed with {name}; unpack it first, or pack it with gzip")
         is_gzip = start.startswith(b"\x1f\x8b")
         # No further buffer around gzip: filling one would lose what a truncated file still holds.
-        self.stream = gzip.GzipFile(fileobj=self._raw) if is_gzip else self._raw
+        self.stream = _Unpacked(self._raw, path) if is_gzip else self._raw
 
     def peek(self) -> bytes:
         """Return some kilobytes of what comes next without taking them; empty where nothing can be read."""
@@ -140,7 +163,7 @@ class TraceWriter:
         if path.suffix in _UNWRITABLE:
             raise UsageError(f"cannot write trace {path}: {path.suffix[1:]} is not offered; end the name in .jsonl.gz")
         try:
-            raw = path.open("wb")
+            raw = os.fdopen(_open_new(path), "wb")
         except OSError as error:
             raise UsageError(f"cannot write trace {path}: {error.strerror}") from error
         self._raw = raw
@@ -280,6 +303,11 @@ class TraceReader:
         if message not in self._warned:
             self._warned.add(message)
             self._warn(message)
+
+
+def _open_new(path: Path) -> int:
+    # With --identify a recording names users and jobs.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
 
 
 def _no_constant(name: str) -> float:

@@ -8,7 +8,9 @@ would be worse than none. Needs PyYAML (and bcrypt where there are users): warpw
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,11 +118,14 @@ def load_web_config(path: Path) -> WebConfig:
         raise UsageError(f"[export] web_config = {str(path)!r} needs PyYAML: pip install 'warpwatch[web]'") from error
     try:
         with path.open("rb") as stream:
+            mode = os.fstat(stream.fileno()).st_mode
             text = stream.read(_FILE_MAX_BYTES + 1).decode("utf-8")
     except OSError as error:
         raise UsageError(f"cannot read web configuration {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"web configuration {path} is not UTF-8 text") from error
+    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
+        raise UsageError(f"every user may write web configuration {path}; take that away with chmod o-w")
     if len(text) > _FILE_MAX_BYTES:
         raise UsageError(f"web configuration {path} is longer than {_FILE_MAX_BYTES} bytes")
     try:

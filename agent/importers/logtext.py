@@ -41,7 +41,11 @@ class LogText:
             self.close()
             raise UsageError(f"{path} is binary; expected a trace, a CSV or the text of nvidia-smi dmon or pmon")
         self._text = io.TextIOWrapper(self._bytes.stream, encoding=encoding, errors="replace", newline=None)
-        self.head: tuple[Line, ...] = tuple(self._read_head())
+        try:
+            self.head: tuple[Line, ...] = tuple(self._read_head())
+        except BaseException:
+            self.close()
+            raise
         if not self.head:
             self.close()
             raise UsageError(f"{path} is empty; expected a trace or a GPU log")

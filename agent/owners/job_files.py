@@ -171,6 +171,8 @@ class SmallFiles(Generic[S]):
         try:
             found = os.fstat(file)
             _check_regular(found)
+            if found.st_mode & stat.S_IWOTH:
+                raise JobFileError("writable_by_others", "every user may write it; take that away with chmod o-w")
             data = b""
             if found.st_size <= self._config.file_bytes:
                 data = os.read(file, self._config.file_bytes + 1)

@@ -75,9 +75,11 @@ class PowerGuard:
 
     Energy that stands still while power is drawn is frozen; so is power that repeats to the milliwatt while energy says
     that on average it was another. Neither is judged alone: an idle board may well draw the same for hours.
+    Nothing is judged over a gap between readings: a machine that sleeps draws nothing, while its clock goes on.
     """
 
     frozen_s: float = 60.0
+    gap_s: float = 15.0  # three slow ticks
     least_watts: float = 20.0  # below it nothing is judged
     most_difference_ratio: float = 0.3
     _power: float | None = None
@@ -86,6 +88,7 @@ class PowerGuard:
     _power_energy_s: float = 0.0
     _energy: float | None = None
     _energy_s: float = 0.0  # since when energy reads the same
+    _seen_s: float = 0.0  # the energy reading before
     is_power_frozen: bool = False
     is_energy_frozen: bool = False
 
@@ -100,6 +103,9 @@ class PowerGuard:
         if joules is None:
             return None, None
         reason = None
+        if now_s - self._seen_s > self.gap_s:
+            self._energy_s, self._power_energy = now_s, None
+        self._seen_s = now_s
         if self._energy is None or joules != self._energy:
             self._energy, self._energy_s, self.is_energy_frozen = joules, now_s, False
             reason = self._judge_power(joules, now_s)

@@ -101,6 +101,20 @@ def test_constant_power_that_energy_agrees_with_is_power():
         assert guard.check_energy(310.0 * second, second)[1] is None  # 22 % less: within 30 %
 
 
+def test_a_suspend_is_no_lapse_of_power_or_energy():
+    guard = PowerGuard()
+    joules = 0.0
+    for second in (*range(0, 90, 5), *range(700, 790, 5)):  # asleep for ten minutes, in which nothing was drawn
+        joules += 5 * 400.0
+        assert guard.check_power(400.0, second) == (400.0, None)
+        assert guard.check_energy(joules, second) == (joules, None)
+    # Energy that stands still on both sides of a sleep has not stood still for all of it.
+    guard = PowerGuard()
+    for second in (0, 5, 600, 605):
+        guard.check_power(400.0, second)
+        assert guard.check_energy(1000.0, second) == (1000.0, None)
+
+
 def test_ratios_that_repeat_under_a_changing_load_are_frozen():
     guard = RepeatGuard(most_repeats=3)
     ratios = (0.123, 0.456)

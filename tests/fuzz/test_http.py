@@ -42,7 +42,7 @@ def exchange(server: WebServer, data: bytes) -> bytes:
             client.shutdown(socket.SHUT_WR)
             while part := client.recv(65536):
                 answer += part
-        except (ConnectionResetError, BrokenPipeError):
+        except OSError:
             pass  # closed by the server before it had read all
     return answer
 
