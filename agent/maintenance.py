@@ -193,7 +193,7 @@ class MaintenanceFiles:
                 except FileNotFoundError:
                     if not create:
                         raise
-                    os.mkdir(_FOLDER, dir_fd=parent)
+                    os.mkdir(_FOLDER, 0o755, dir_fd=parent)
                     folder = os.open(_FOLDER, flags, dir_fd=parent)
                     # The agent, which is another user, has to read it whatever the umask is here.
                     os.fchmod(folder, 0o755)

@@ -58,7 +58,7 @@ class ModelStore:
         loaded = model.load(bundle)
         name = loaded.sha256[:12]
         try:
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(0o755, exist_ok=True)
             self._folder.chmod(0o755)  # the administrator installs, another user reads
             if not (self._folder / name).exists():
                 self._copy(bundle, name)

@@ -18,7 +18,9 @@ def pid_file(folder: Path) -> Iterator[None]:
     """Keep the id of this process in `folder` while the block runs; do without where nothing can be written there."""
     path = folder / _NAME
     try:
-        path.write_text(f"{os.getpid()}\n", encoding="utf-8")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o640), "w", encoding="utf-8") as file:
+            file.write(f"{os.getpid()}\n")
     except OSError:
         yield
         return

@@ -21,6 +21,7 @@ from agent.learned_state import LearnedState
 from agent.maintenance import MaintenanceFiles
 from agent.model_store import ModelStore
 from agent.owners.job_files import JobFiles, JobFilesConfig
+from agent.pid_file import pid_file
 from agent.trace import BOMB_BYTES, TraceHeader, TraceWriter
 from classifier import model
 from exporters.textfile import Textfile
@@ -232,6 +233,10 @@ def test_what_the_agent_and_its_commands_write(tmp_path, umask):
     with state.kept_beside():
         pass
     TraceWriter(tmp_path / "trace.jsonl", TraceHeader(provenance="recorded", interval_s=1.0)).close()
+    (tmp_path / "run").mkdir(0o755)
+    with pid_file(tmp_path / "run"):
+        assert mode(tmp_path / "run/warpwatch.pid") & ~0o640 == 0
+    (tmp_path / "run").rmdir()
     # For the agent alone, and for whom its owner lets read.
     assert mode(tmp_path / "learned.json") == 0o600
     assert mode(tmp_path / "trace.jsonl") & ~0o640 == 0
