@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 LISTEN ?= :9836
 
-.PHONY: run test setup lint clean bench bench-detectors soak fuzz golden model-report packages
+.PHONY: run test setup lint clean bench bench-detectors soak fuzz chaos audit golden model-report packages
 
 run: $(VENV)/installed
 	@# Without the driver's library there are no GPUs to sample: they are played from the bundled simulated trace.
@@ -44,6 +44,14 @@ packages: $(VENV)/installed
 model-report: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --editable '.[evaluate]'
 	$(BIN)/warpwatch evaluate --report docs $(TRACES)
+
+# Published advisories on the installed packages; skipped with a reason where they cannot be reached.
+audit: $(VENV)/installed
+	.ci/audit $(VENV)
+
+# make chaos MINUTES=5, and SEED=... to repeat one that failed
+chaos: $(VENV)/installed
+	$(BIN)/python -m tests.chaos $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 # make fuzz MINUTES=10
 fuzz: $(VENV)/installed

@@ -7,7 +7,6 @@ before its first process starts.
 import os
 import queue
 import re
-import shutil
 import struct
 import subprocess
 import sys
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock_shim.shim import ShiftedClocks, build_shim
+
 REPOSITORY = Path(__file__).parents[2]
 SHIM = REPOSITORY / "tests" / "clock_shim"
 PERIOD_S = 0.5
@@ -26,43 +27,16 @@ HOUR_NS = 3_600_000_000_000
 
 @pytest.fixture(scope="module")
 def shim(tmp_path_factory):
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("no C compiler for the clock shim (Debian: apt-get install gcc libc6-dev)")
-    library = tmp_path_factory.mktemp("shim") / "clock_shim.so"
-    built = subprocess.run(
-        [
-            compiler,
-            "-shared",
-            "-fPIC",
-            "-O1",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            "-o",
-            library,
-            SHIM / "clock_shim.c",
-            "-ldl",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert built.returncode == 0, built.stderr
-    return library
+    return build_shim(tmp_path_factory.mktemp("shim"))
 
 
 class Machine:
     """A process that ticks, with clocks that can be shifted, and the times of its ticks."""
 
     def __init__(self, library, folder):
-        self.offsets = folder / "offsets"
-        self.shift(0, 0)
-        environment = os.environ | {
-            "LD_PRELOAD": str(library),
-            "WARPWATCH_CLOCK_SHIM": str(self.offsets),
-            "PYTHONPATH": str(REPOSITORY),
-        }
+        clocks = ShiftedClocks(library, folder)
+        self.shift = clocks.shift
+        environment = os.environ | clocks.variables | {"PYTHONPATH": str(REPOSITORY)}
         self.log = folder / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -80,11 +54,6 @@ class Machine:
     def _read(self):
         for line in self.process.stdout:
             self.ticks.put(float(line))
-
-    def shift(self, realtime_ns, boottime_ns):
-        descriptor = os.open(self.offsets, os.O_WRONLY | os.O_CREAT, 0o600)
-        os.pwrite(descriptor, struct.pack("=qq", realtime_ns, boottime_ns), 0)
-        os.close(descriptor)
 
     def next_ticks(self, count, deadline_s=20.0):
         """Return the times of the next `count` ticks."""
