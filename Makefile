@@ -57,9 +57,9 @@ chaos: $(VENV)/installed
 fuzz: $(VENV)/installed
 	$(BIN)/python -m tests.fuzz $(MINUTES)
 
-# make soak MINUTES=60
+# make soak MINUTES=60, or a day of the agent's time in half an hour: make soak MINUTES=30 HOURS=24
 soak: $(VENV)/installed
-	$(BIN)/python -m tests.soak $(MINUTES)
+	$(BIN)/python -m tests.soak $(MINUTES) $(if $(HOURS),--hours $(HOURS))
 
 $(VENV)/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
