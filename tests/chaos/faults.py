@@ -10,6 +10,7 @@ import random
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +34,8 @@ class Chaos:
     disk: Path  # what the agent writes to
     clocks: ShiftedClocks | None
     good: dict[Path, bytes]
-    hurt: set[Path] = field(default_factory=set)
+    #: Files that are not as they should be, and since when.
+    hurt: dict[Path, float] = field(default_factory=dict)
     clients: list[socket.socket] = field(default_factory=list)
     #: By how much the agent's clocks are ahead of the machine's.
     realtime_ns: int = 0
@@ -44,8 +46,10 @@ class Chaos:
 
     def damage(self, path: Path, how: str, chance: random.Random) -> None:
         """Replace a file of the tree, or take it away."""
-        self.hurt.add(path)
-        _remove(path)
+        self.hurt.setdefault(path, time.monotonic())
+        # A file that changes does so in place: the agent holds some of them open.
+        if how not in {"garbage", "empty"}:
+            _remove(path)
         if how == "garbage":
             # No digits: a counter is exported as the source gives it, so another number would be no fault of the agent.
             path.write_bytes(bytes(chance.choice(b"\0\xff\xfe {}:\n\t-xX%") for _ in range(chance.randrange(400))))
@@ -67,7 +71,8 @@ class Chaos:
         """Put everything right at once."""
         self.emulator.clear()
         for path in self.hurt:
-            _remove(path)
+            if path.is_symlink() or not path.is_file():
+                _remove(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.good[path])
         self.hurt.clear()
@@ -118,6 +123,8 @@ def _garbage(chaos: Chaos, chance: random.Random) -> None:
 def _hurt_files(part: str) -> Fault:
     def fault(chaos: Chaos, chance: random.Random) -> None:
         files = [path for path in chaos.good if path.is_relative_to(chaos.root / part)]
+        for path in (chaos.root / "proc" / name for name in ("net/dev", "diskstats") if part == "proc"):
+            chaos.damage(path, chance.choice(["garbage", "empty"]), chance)
         for path in chance.sample(files, min(len(files), chance.choice([1, 5, 40]))):
             if path.parent.is_dir():
                 chaos.damage(path, chance.choice(["garbage", "empty", "gone", "folder", "loop"]), chance)
@@ -128,7 +135,7 @@ def _hurt_files(part: str) -> Fault:
 def _processes_vanish(chaos: Chaos, chance: random.Random) -> None:
     folders = [path for path in (chaos.root / "proc").iterdir() if path.name.isdigit()]
     for folder in chance.sample(folders, len(folders) // 2):
-        chaos.hurt.update(path for path in chaos.good if path.is_relative_to(folder))
+        chaos.hurt |= {path: time.monotonic() for path in chaos.good if path.is_relative_to(folder)}
         shutil.rmtree(folder)
 
 
