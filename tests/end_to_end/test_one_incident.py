@@ -39,9 +39,9 @@ def test_a_job_that_stands_still_is_one_alert_and_gpus_of_nobody_keep_theirs(tmp
         # What is inhibited is known by Alertmanager itself, not by waiting for what does not come.
         _, _, body = fetch(f"http://{alertmanager.address}/api/v2/alerts?inhibited=true&active=false")
     told = [one["labels"] for payload in receiver.payloads for one in payload["alerts"]]
-    assert sorted((one["alertname"], one.get("job_key"), one.get("instance")) for one in told) == [
-        ("WarpwatchJobStalled", "slurm:7", None),
-        ("WarpwatchStalledCollective", None, "n9"),
+    assert sorted((one["alertname"], one.get("job_key", ""), one.get("instance", "")) for one in told) == [
+        ("WarpwatchJobStalled", "slurm:7", ""),
+        ("WarpwatchStalledCollective", "", "n9"),
     ]
     assert {payload["receiver"] for payload in receiver.payloads} == {"on-call"}
     assert len(json.loads(body)) == len(gpus)
