@@ -45,7 +45,9 @@ class Chaos:
     stepped: bool = False
 
     def damage(self, path: Path, how: str, chance: random.Random) -> None:
-        """Replace a file of the tree, or take it away."""
+        """Replace a file of the tree, or take it away; once, for one that was open and is replaced stays as it was."""
+        if path in self.hurt:
+            return
         self.hurt.setdefault(path, time.monotonic())
         # A file that changes does so in place: the agent holds some of them open.
         if how not in {"garbage", "empty"}:
