@@ -14,7 +14,7 @@ from agent.pod_resources.client import PodResourcesConfig
 from agent.samplers.nvml_config import NvmlConfig
 from agent.samplers.xid import XidConfig
 from classifier.detectors.registry import DetectorsConfig
-from classifier.labeller import LabellerConfig
+from classifier.labeller_config import LabellerConfig
 from exporters.web import parse_listen
 
 _RELEASE_SECONDS_MAX: Final = 604_800

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from classifier.labeller_config import LabellerConfig
 from classifier.signals import LONGEST_WINDOW_S, Signals
-
-if TYPE_CHECKING:
-    from classifier.labeller import LabellerConfig
 
 
 def looks_idle(signals: Signals, config: LabellerConfig, *, share: float | None = None) -> bool:

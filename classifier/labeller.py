@@ -1,4 +1,4 @@
-"""The labeller: one decision per GPU and moment, in four stages that each may end it.
+"""The labeller: one decision per GPU and moment, in five stages that each may end it.
 
 1. A GPU that is lost, or whose samples stopped, is `unknown`: old values say nothing about now.
 2. Evidence starts with the first sample after a gap or after another set of processes took over; below 15 s of it the
@@ -12,10 +12,12 @@
    instance, SM and DRAM activity stand in for it. Once the rule no longer holds, the label is `unknown` until there is
    evidence for another. To be idle once more takes the quantile at 97.5 %, which is 1 of 60 samples: else a GPU that
    works for a second in every 25 would go in and out of idle, as the last minute holds three bursts or two.
-4. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
+4. Kernels that only wait say nothing about what waits (`waiting_rule`): a hung training job and a server between two
+   requests look alike. The word of before holds while its processes do; where there is none it is `unknown` (waiting).
+5. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
 
-What the holders of a GPU declare (`declared`) is weighed beside the model's answer in the fourth stage only: it can tip
+What the holders of a GPU declare (`declared`) is weighed beside the model's answer in the fifth stage only: it can tip
 what telemetry leaves open among training, inference and other, and against telemetry that is sure it ends in `unknown`.
 A second smoother then follows telemetry alone. Without a declaration there is one, and nothing differs.
 
@@ -36,27 +38,27 @@ from agent.clock import Instant
 from agent.history import Array, GpuHistory, History
 from agent.records import GpuKey
 from agent.vocabulary import CLASSES
-from classifier.config_checks import require
-from classifier.declared import Declared, DeclaredConfig, MismatchWatch, combine, declared_of
+from classifier.declared import Declared, MismatchWatch, combine, declared_of
 from classifier.explanation import Explained, causes_of, has_core_channels, measured_here, strange
 from classifier.features import FEATURE_NAMES, compute_all
 from classifier.idle_rule import idle_features, looks_idle
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Model
 from classifier.results import Decision
 from classifier.signals import LONGEST_WINDOW_S, Signals, median
-from classifier.smoothing import AMBIGUOUS, UNKNOWN, Smoother, SmoothingConfig
+from classifier.smoothing import AMBIGUOUS, UNKNOWN, Smoother
+from classifier.waiting_rule import looks_waiting
 from classifier.words import say
-
-__all__ = ["REASONS", "Labeller", "LabellerConfig", "looks_idle"]
 
 TOO_FEW_SAMPLES: Final = "too_few_samples"
 TOO_FEW_CHANNELS: Final = "too_few_channels"
 GAP: Final = "gap"
 OUT_OF_DOMAIN: Final = "out_of_domain"
+WAITING: Final = "waiting"
 GPU_LOST: Final = "gpu_lost"
 NO_MODEL: Final = "no_model"
 #: Why a label is `unknown`: short words that stay as they are.
-REASONS: Final = (TOO_FEW_SAMPLES, TOO_FEW_CHANNELS, GAP, OUT_OF_DOMAIN, AMBIGUOUS, GPU_LOST, NO_MODEL)
+REASONS: Final = (TOO_FEW_SAMPLES, TOO_FEW_CHANNELS, GAP, OUT_OF_DOMAIN, AMBIGUOUS, WAITING, GPU_LOST, NO_MODEL)
 #: Channels that tell training from inference by more than nvidia-smi's columns do.
 _RICH_SIGNALS: Final = ("sm", "tensor", "dram", "nvlink_tx")
 #: Channels of the core tick of which one at least makes a tick a sample.
@@ -72,53 +74,6 @@ _EVIDENCE_CHANNELS: Final = (
 )
 _POSITIONS: Final = {name: position for position, name in enumerate(FEATURE_NAMES)}
 _TELLING_FEATURES: Final = ("util__p50__60", "util__p95__60", "power__p50__60", "memory__p50__60")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LabellerConfig:
-    """Tunables of the labeller."""
-
-    #: Least time of evidence before a label.
-    minimum_s: float = 15.0
-    #: Least measured samples of evidence before a label.
-    minimum_samples: int = 5
-    #: Core samples further apart than this many usual periods are a gap.
-    gap_periods: float = 3.0
-    #: Shortest period a gap is measured by: a fast log that pauses for a second has no gap.
-    shortest_period_s: float = 1.0
-    #: Window of the idle rule, and its limits: high quantile of utilisation, SM activity and memory utilisation (of SM
-    #: and DRAM activity where no utilisation is measured); median of power.
-    idle_window_s: float = 60.0
-    #: Share of the window's samples that must be as low as that, and the one it takes to be idle once more.
-    idle_share: float = 0.95
-    idle_return_share: float = 0.975
-    idle_utilization_ratio: float = 0.02
-    idle_power_ratio: float = 0.5
-    #: Probability of `idle` where the rule says so; the rest is shared by the other classes.
-    idle_probability: float = 0.97
-    #: Least probability of training, inference or other where only nvidia-smi's columns are measured. On sources never
-    #: seen these columns alone do not tell training from inference, however sure a model is: hence so high.
-    basic_threshold: float = 0.97
-    #: Least time of evidence in that case: the longest window of the features.
-    basic_minimum_s: float = 300.0
-    smoothing: SmoothingConfig = field(default_factory=SmoothingConfig)
-    declared: DeclaredConfig = field(default_factory=DeclaredConfig)
-    #: What decided is found anew this often while a label holds, for one GPU a decision; the numbers are always of now.
-    explanation_refresh_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        """Raise ValueError for values that make no sense."""
-        require(self.minimum_s > 0, "minimum_s", self.minimum_s, "above 0")
-        require(self.minimum_samples >= 1, "minimum_samples", self.minimum_samples, "at least 1")
-        require(self.gap_periods > 1, "gap_periods", self.gap_periods, "above 1, since samples come one period apart")
-        require(self.idle_window_s > 0, "idle_window_s", self.idle_window_s, "above 0")
-        share, back = self.idle_share, self.idle_return_share
-        require(0.5 <= share <= 1, "idle_share", share, "between 0.5 and 1")
-        require(share <= back <= 1, "idle_return_share", back, f"between idle_share ({share}) and 1")
-        is_half = 0.5 <= self.idle_probability <= 1
-        require(is_half, "idle_probability", self.idle_probability, "between 0.5 and 1, since idle is the likeliest")
-        is_probability = 0 <= self.basic_threshold <= 1
-        require(is_probability, "basic_threshold", self.basic_threshold, "a probability between 0 and 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,6 +152,8 @@ class Labeller:
                 state.smoother.release(now.monotonic_s)
             if self._model is None:
                 decisions[key] = self._barred(now, gpu, state, NO_MODEL, span_s)
+            elif looks_waiting(signals, config):
+                decisions[key] = self._waiting(now, gpu, state, span_s)
             else:
                 rich = any(
                     signals.window(name, LONGEST_WINDOW_S).size >= config.minimum_samples for name in _RICH_SIGNALS
@@ -289,6 +246,23 @@ class Labeller:
             now, gpu, label, state.smoother.since_s, span_s,
             reason=state.smoother.reason, probabilities=probabilities, features=features,
             explanation=tuple(say(name, value) for name, value in features.items()),
+        )  # fmt: skip
+
+    def _waiting(self, now: Instant, gpu: GpuHistory, state: _GpuState, span_s: float) -> Decision:
+        state.barred = None
+        smoother = state.smoother
+        for one in (smoother, state.telemetry):
+            if one is not None:
+                one.hold(now.monotonic_s, WAITING)
+        is_known = smoother.label != UNKNOWN
+        alone = state.telemetry or smoother
+        text = "kernels only wait, nothing computes or moves (15 s)" + (": as before" if is_known else "")
+        return _decision(
+            now, gpu, smoother.label or UNKNOWN, smoother.since_s, span_s,
+            reason=smoother.reason,
+            probabilities=smoother.mean if is_known else None,
+            telemetry_probabilities=alone.mean if is_known else None,
+            explanation=(text,),
         )  # fmt: skip
 
     def _judge(self, now: Instant, pending: list[_Evidence], model: Model) -> dict[GpuKey, Decision]:

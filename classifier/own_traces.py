@@ -22,7 +22,8 @@ from agent.records import GpuKey, GpuSample
 from agent.trace import Phase, TraceHeader, TraceReader
 from agent.vocabulary import CLASSES
 from classifier.features import FEATURE_NAMES, compute
-from classifier.labeller import LabellerConfig, looks_idle
+from classifier.idle_rule import looks_idle
+from classifier.labeller_config import LabellerConfig
 from classifier.profiles import PROFILE_NAMES, mask
 from classifier.signals import Signals
 from classifier.training_data import Dataset

@@ -112,6 +112,16 @@ class Smoother:
         self._drop(now_s, reason)
         return UNKNOWN
 
+    def hold(self, now_s: float, reason: str) -> str:
+        """Take a moment that says nothing: a label holds as it is, and without one it is `unknown` for `reason`."""
+        self._last_s = now_s
+        self._next = None
+        if self.label is None:
+            return self._take(now_s, UNKNOWN, reason)
+        if self.label == UNKNOWN:
+            self.reason = reason
+        return self.label
+
     def _filter(self, now_s: float, probabilities: Array) -> tuple[int, Array]:
         """Return the leading class and the running mean of all probabilities."""
         config = self._config

@@ -22,7 +22,8 @@ from agent.records import GpuLimits
 from agent.trace import Phase
 from agent.vocabulary import CLASSES
 from classifier.features import FEATURE_NAMES, compute_all
-from classifier.labeller import LabellerConfig, looks_idle
+from classifier.idle_rule import looks_idle
+from classifier.labeller_config import LabellerConfig
 from classifier.signals import Signals
 from classifier.simulator import SimulatedRun, random_scenario, simulate_arrays
 from classifier.simulator.run import SimulatedGpu

@@ -29,6 +29,7 @@ _REASONS: Final = {
     "gap": "a gap in the telemetry",
     "out_of_domain": "unlike anything the model knows",
     "ambiguous": "the evidence is split",
+    "waiting": "its kernels only wait",
     "gpu_lost": "the GPU is lost",
 }
 

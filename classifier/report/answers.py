@@ -9,7 +9,7 @@ import numpy as np
 
 from agent.history import Array
 from agent.vocabulary import CLASSES
-from classifier.labeller import LabellerConfig
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Prediction
 from classifier.profiles import PROFILE_NAMES, mask, profile_of
 from classifier.report.metrics import ABSTAINED, Flags, Labels
@@ -63,8 +63,9 @@ class Answers:
 def answer(model: Predictor, windows: Windows, profile: str) -> Answers:
     """Return what `model` and the idle rule say of `windows` when only the channels of `profile` are measured.
 
-    The rules are the labeller's: idle is its rule's to say; far from the training data, below the threshold, and with
-    nothing but nvidia-smi's columns also below 300 s or its own higher threshold, nothing is said.
+    The rules are the labeller's: idle is its rule's to say. Where kernels only wait (a window has no word of before),
+    far from the training data, below the threshold, and with nothing but nvidia-smi's columns also below 300 s or its
+    own higher threshold, nothing is said.
     """
     position = PROFILE_NAMES.index(profile)
     if not windows.size:
@@ -79,6 +80,7 @@ def answer(model: Predictor, windows: Windows, profile: str) -> Answers:
     known = np.nan_to_num(prediction.out_of_domain_ratio, nan=np.inf) <= 1.0
     long_enough = ~basic | (windows.spans_s >= _CONFIG.basic_minimum_s)
     decided = known & long_enough & (top >= needed) & (probabilities.argmax(axis=1) != _IDLE)
+    decided &= ~windows.waiting[:, position]
     idle = windows.idle[:, position]
     rest = (1.0 - _CONFIG.idle_probability) / (len(CLASSES) - 1)
     probabilities[idle] = rest

@@ -26,7 +26,8 @@ from agent.records import (
     Tick,
 )
 from agent.vocabulary import CLASSES
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Model
 from classifier.profiles import POWER_LIMIT, PROFILES
 from classifier.report.metrics import count_flips, time_to_label

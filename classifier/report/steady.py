@@ -10,7 +10,8 @@ from agent.clock import Instant
 from agent.history import History
 from agent.records import Tick
 from classifier.evaluation import Recording
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Model
 from classifier.report.playback import STEP_S
 from classifier.report.recorded import Log, Opened, give_limit, nominal_limit

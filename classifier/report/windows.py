@@ -18,13 +18,15 @@ from agent.history import GPU_CHANNELS, Array, GpuHistory, HostHistory, Series
 from agent.records import GpuLimits
 from agent.vocabulary import CLASSES
 from classifier.features import FEATURE_NAMES, compute_gpu
-from classifier.labeller import LabellerConfig, looks_idle
+from classifier.idle_rule import looks_idle
+from classifier.labeller_config import LabellerConfig
 from classifier.profiles import POWER_LIMIT, PROFILE_NAMES, PROFILES
 from classifier.report.baselines import Baseline
 from classifier.report.metrics import Flags, Labels
 from classifier.signals import Signals
 from classifier.simulator import SimulatedRun
 from classifier.simulator.run import SimulatedGpu
+from classifier.waiting_rule import looks_waiting
 
 #: Lengths of the evidence in seconds.
 SPANS_S: Final = (60.0, 300.0)
@@ -45,6 +47,7 @@ class Windows:
     families: NDArray[np.str_]  # (windows,) family of the simulator, or source
     spans_s: Array  # (windows,) length of the evidence
     idle: Flags  # (windows, profiles) the idle rule holds
+    waiting: Flags  # (windows, profiles) the waiting rule holds
     still: Flags  # (windows,) no sample of utilisation is above 2 %: nothing ran, whatever the recording's label
     answers: Labels  # (windows, profiles, baselines)
 
@@ -87,10 +90,11 @@ class WindowsBuilder:
         since_s = now_s - span_s
         seen = [_SeenGpu(gpu, PROFILES[name]) for name in PROFILE_NAMES]
         hosts = [_SeenHost(host, PROFILES[name]) for name in PROFILE_NAMES]
-        idle = [
-            looks_idle(Signals(one, other, now_s, since_s=since_s, gpu_count=gpu_count), _LABELLER)
+        signals = [
+            Signals(one, other, now_s, since_s=since_s, gpu_count=gpu_count)
             for one, other in zip(seen, hosts, strict=True)
         ]
+        idle = [looks_idle(one, _LABELLER) for one in signals]
         if skip_waiting and idle[-1] and label != "idle":
             return False
         raw = {name: gpu.series(name, now_s, span_s) for name in _RAW if gpu.has(name)}
@@ -105,6 +109,7 @@ class WindowsBuilder:
         columns["families"].append(family)
         columns["spans_s"].append(span_s)
         columns["idle"].append(idle)
+        columns["waiting"].append([looks_waiting(one, _LABELLER) for one in signals])
         utilization = raw.get("utilization_ratio")
         columns["still"].append(
             utilization is not None and utilization.size > 0 and bool(utilization.values.max() <= _STILL)
@@ -122,6 +127,7 @@ class WindowsBuilder:
             families=np.array(columns["families"], dtype=np.str_),
             spans_s=np.array(columns["spans_s"], dtype=np.float64),
             idle=np.array(columns["idle"], dtype=bool).reshape(-1, profiles),
+            waiting=np.array(columns["waiting"], dtype=bool).reshape(-1, profiles),
             still=np.array(columns["still"], dtype=bool),
             answers=np.array(columns["answers"], dtype=np.int64).reshape(-1, profiles, len(self._baselines)),
         )

@@ -15,7 +15,8 @@ from agent.records import GpuHealth, GpuKey, GpuMigInfo, GpuSample, GpuState, Gp
 from agent.replay import ReplayJson, ReplayText, replay
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.registry import build_detectors
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.results import Assessment
 
 KEY = GpuKey(0, "GPU-0")

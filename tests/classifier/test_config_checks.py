@@ -13,7 +13,7 @@ from classifier.detectors.low_utilization import LowUtilizationConfig
 from classifier.detectors.stalled_collective import StalledCollectiveConfig
 from classifier.detectors.wait_signature import SignatureConfig
 from classifier.detectors.wait_watch import ArmConfig
-from classifier.labeller import LabellerConfig
+from classifier.labeller_config import LabellerConfig
 from classifier.smoothing import SmoothingConfig
 
 

@@ -13,7 +13,8 @@ from agent.history import History
 from agent.records import GpuKey, GpuOwners, GpuProcess, GpuSample, GpuSlowSample, Holder, Tick
 from agent.vocabulary import CLASSES
 from classifier.declared import DeclaredConfig, combine, declared_of
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Prediction
 from classifier.results import Decision
 from tests.classifier.fake_models import Unexplained

@@ -18,7 +18,8 @@ from classifier.detectors.baseline import PowerBaselines
 from classifier.evaluation import evaluate, read_index
 from classifier.evaluation_report import EvaluationReport, SourceScore
 from classifier.features import FEATURE_NAMES
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Prediction
 from tests.classifier.fake_models import Unexplained
 

@@ -14,7 +14,8 @@ from agent.records import GpuKey, GpuLimits, GpuOwners, GpuSample, Holder, Tick
 from agent.vocabulary import CLASSES
 from classifier.explanation import Cause, causes_of
 from classifier.features import FEATURE_NAMES, FEATURES
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Prediction, load
 from classifier.simulator import Scenario, simulate
 from classifier.training import trees_from

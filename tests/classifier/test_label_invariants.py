@@ -16,7 +16,8 @@ from agent.history import History
 from agent.importers import open_trace
 from agent.records import GpuKey, GpuOwners, GpuSample, Holder, Tick
 from agent.vocabulary import CLASSES, WORKLOADS
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Prediction, load
 from classifier.results import Decision
 from classifier.simulator import Scenario, available_kinds, simulate

@@ -15,7 +15,8 @@ from agent.history import History
 from agent.records import GpuKey, GpuLimits, GpuProcess, GpuSample, GpuSlowSample, GpuState, Tick
 from agent.vocabulary import CLASSES, WORKLOADS
 from classifier.features import FEATURE_NAMES
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.model import Prediction, load
 from classifier.simulator import Scenario, simulate
 from classifier.smoothing import Smoother, SmoothingConfig

@@ -20,7 +20,8 @@ from classifier.detectors.checkpoint_bursts import BurstConfig, BurstTracker
 from classifier.detectors.checkpoint_cadence import Cadence, CadenceConfig
 from classifier.detectors.missed_checkpoint import MissedCheckpointConfig, MissedCheckpointDetector
 from classifier.detectors.step_pace import Pace, StepPaces
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.results import Assessment, Decision
 from tests.classifier.checkpoint_runs import Job, Saves, World, cover, key_of
 

@@ -21,7 +21,8 @@ from classifier import model
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.registry import DetectorsConfig, build_detectors
 from classifier.detectors.step_pace import StepPaces
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.results import Decision
 from tests.detector_bench.sensors import WALL_S, Seen, SlowRecords
 

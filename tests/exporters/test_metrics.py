@@ -18,7 +18,8 @@ from agent.records import (
 from agent.vocabulary import NVLINK_ERROR_KINDS, WORKLOADS
 from agent.xids import XIDS
 from classifier.detectors.baseline import PowerBaselines
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from classifier.results import Assessment
 from exporters.exposition import series_of
 from exporters.metric_def import MIG_LABEL, MetricDef

@@ -11,7 +11,8 @@ from agent.pipeline import Pipeline
 from agent.records import GpuKey, GpuSample, GpuState, Tick
 from agent.samplers import SamplerStatus
 from classifier.detectors.baseline import PowerBaselines
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from exporters.landing import node_state
 from exporters.snapshot import NodeSnapshot
 from exporters.web import WebApp

@@ -21,7 +21,8 @@ from agent.records import (
 )
 from agent.samplers import SamplerStatus
 from classifier.detectors.baseline import PowerBaselines
-from classifier.labeller import Labeller, LabellerConfig
+from classifier.labeller import Labeller
+from classifier.labeller_config import LabellerConfig
 from exporters.exposition import series_of
 from exporters.metric_def import MetricDef
 from exporters.metrics import METRICS, metric_table

@@ -194,6 +194,14 @@ def test_nothing_is_said_below_the_threshold_far_away_or_of_idle(windows):
     assert (answer(Constant("training", 0.7), busy, "N").forced == CLASSES.index("training")).all()
 
 
+def test_of_kernels_that_only_wait_nothing_is_said_whatever_the_model_says(windows):
+    busy = windows.where(~windows.idle[:, -1])
+    waiting = dataclasses.replace(busy, waiting=np.ones_like(busy.waiting))
+    assert (answer(Constant("training"), busy, "N").said == CLASSES.index("training")).any()
+    assert (answer(Constant("training"), waiting, "N").said == ABSTAINED).all()
+    assert (answer(Constant("training"), waiting, "N").forced == CLASSES.index("training")).all()
+
+
 def test_nvidia_smi_columns_need_five_minutes(windows):
     busy = windows.where(~windows.idle.any(axis=1))
     said = answer(Constant("training"), busy, "P").said
