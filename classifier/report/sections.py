@@ -113,7 +113,8 @@ def _simulated(results: Results) -> list[Block]:
             "of its class. Balanced accuracy is over all four classes and, without other, over training, inference and "
             "idle, which is the one held against the bars; macro-F1 is over all four. These, calibration error "
             "(15 bins of equal mass) and the area under risk against coverage are at full coverage: each window gets "
-            "its likeliest class. `said` is what the program would say, with abstention. Rules that abstain are wrong "
+            "its likeliest class. `said` is what the program would say, with abstention; where kernels only wait it "
+            "says nothing, since the word of before holds then and a window has none. Rules that abstain are wrong "
             "where they do; training against rest counts abstaining as not training."
         ),
         Figure("accuracy.png", "Simulated families held out, 60 s: balanced accuracy by channel profile"),
