@@ -89,7 +89,7 @@ QUICK: Final = ReportConfig(
     files_per_source=1,
     steady_recordings=1,
     sources_left_out=2,
-    training=TrainingConfig(members=1, max_iter=4, max_leaf_nodes=8),
+    training=TrainingConfig(members=1, family_folds=2, max_iter=4, max_leaf_nodes=8, max_bins=8),
 )
 
 

@@ -23,7 +23,7 @@ from classifier.training_data import Dataset
 from classifier.training_fit import fit_hierarchy, trees_from
 from classifier.trees import Trees, softmax
 
-SMALL = TrainingConfig(max_iter=8, members=2, min_samples_leaf=10)
+SMALL = TrainingConfig(max_iter=8, members=2, min_samples_leaf=10, max_bins=16)
 
 
 def dataset(seed=0, groups=80, per_group=6):
@@ -109,7 +109,7 @@ def test_both_levels_equal_scikit_learn(seed, other, missing):
     rows[:, 0] += labels
     rows[rng.random(rows.shape) < missing] = np.nan
     data = Dataset(rows=rows, labels=labels, groups=np.arange(300), kinds=np.array(CLASSES)[labels])
-    config = TrainingConfig(members=1, max_iter=6, min_samples_leaf=3, copies=1, exclude_kinds=("mining",))
+    config = TrainingConfig(members=1, max_iter=6, min_samples_leaf=3, max_bins=16, copies=1, exclude_kinds=("mining",))
     fitted = fit_hierarchy(config, data, seed=seed)
     hierarchy = fitted.hierarchy((1.0, 1.0))
     activity, workload = fitted.activity[0], fitted.workload[0]

@@ -35,7 +35,7 @@ from classifier.training_fit import (
 )
 from classifier.trees import softmax
 
-QUICK = TrainingConfig(max_iter=4, members=1, copies=1, min_samples_leaf=5)
+QUICK = TrainingConfig(max_iter=4, members=1, copies=1, min_samples_leaf=5, max_bins=16)
 SMALL = DatasetConfig(scenarios=80, duration_s=(120.0, 200.0), intervals_s=(1.0, 5.0))
 
 
@@ -306,7 +306,7 @@ def test_scores_worked_out_by_hand():
 
 def test_train_writes_a_bundle_that_loads_and_tells_its_origin(tmp_path):
     messages = []
-    config = TrainingConfig(max_iter=5, members=2, data=SMALL, min_samples_leaf=5)
+    config = TrainingConfig(max_iter=5, members=2, data=SMALL, min_samples_leaf=5, max_bins=16)
     report = train(config, tmp_path / "new" / "bundle", messages.append)
     model = load(tmp_path / "new" / "bundle")
     assert model.thresholds == report.thresholds
