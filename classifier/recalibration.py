@@ -21,7 +21,8 @@ from classifier.own_traces import OwnTraces
 from classifier.scores import Scores, score
 from classifier.training import thresholds_on
 from classifier.training_bundle import levels, write_bundle
-from classifier.training_fit import fit_temperatures, views
+from classifier.training_calibration import fit_temperatures
+from classifier.training_windows import views
 
 #: Least traces of a class, and least classes that are not idle: with fewer, agreement says nothing about being sure.
 _LEAST_TRACES: Final = 2

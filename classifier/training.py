@@ -29,26 +29,20 @@ from classifier.training_bundle import (
     metadata_of,
     write_bundle,
 )
+from classifier.training_calibration import abstention_threshold, cross_scores, fit_domain, fit_temperatures
 from classifier.training_compare import Comparison, compare
 from classifier.training_config import TrainingConfig
 from classifier.training_data import Dataset, simulate_dataset
 from classifier.training_fit import (
     Fitted,
-    Indices,
     Progress,
-    abstention_threshold,
-    cross_scores,
-    family_folds,
-    fit_domain,
     fit_hierarchy,
-    fit_temperatures,
     gains,
     import_sklearn,
     require_estimator,
-    split,
     trees_from,
-    views,
 )
+from classifier.training_windows import Indices, family_folds, split, views
 from classifier.trees import softmax
 
 __all__ = [

@@ -16,20 +16,11 @@ from agent.history import Array
 from agent.vocabulary import CLASSES
 from classifier.profiles import PROFILE_NAMES, mask
 from classifier.scores import balanced_accuracy, calibration_error, macro_f1
+from classifier.training_calibration import Scorer, cross_scores, fit_temperature, fit_temperatures
 from classifier.training_config import TrainingConfig
 from classifier.training_data import Dataset
-from classifier.training_fit import (
-    Progress,
-    Scorer,
-    augmented,
-    cross_scores,
-    family_folds,
-    fit_hierarchy,
-    fit_temperature,
-    fit_temperatures,
-    import_sklearn,
-    weights_of,
-)
+from classifier.training_fit import Progress, fit_hierarchy, import_sklearn
+from classifier.training_windows import augmented, family_folds, weights_of
 from classifier.trees import softmax
 
 Predict = Callable[[Array], Array]

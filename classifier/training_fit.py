@@ -1,4 +1,4 @@
-"""The parts of a training: splits by scenario and by family, boosting, temperatures, thresholds, the domain.
+"""Boosting: both levels fitted by scikit-learn, and their trees as arrays.
 
 scikit-learn is imported in `classifier.training*` only, inside the functions that need it (`warpwatch[train]`).
 """
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from agent.errors import UsageError
 from agent.history import Array
 from agent.vocabulary import CLASSES
-from classifier.features import FEATURES
 from classifier.hierarchy import (
     ACTIVITY_CLASSES,
     IDLE,
@@ -24,129 +23,19 @@ from classifier.hierarchy import (
     Hierarchy,
     Level,
     both_scores,
-    shared,
 )
-from classifier.model import ESTIMATOR, Domain, core_columns
-from classifier.profiles import PROFILE_NAMES, mask
-from classifier.signals import SIGNALS
-from classifier.training_channels import drop_channels
+from classifier.model import ESTIMATOR
 from classifier.training_config import TrainingConfig
 from classifier.training_data import Dataset
+from classifier.training_windows import augmented, strange_rows, weights_of
 from classifier.trees import MAX_DEPTH, Trees, softmax
 
 Progress = Callable[[str], None]
-Indices = NDArray[np.intp]
 
-#: Parts of the scenarios (not of the windows) for calibration and for the test; the rest is fitted.
-_CALIBRATION_SHARE: Final = 0.2
-_TEST_SHARE: Final = 0.2
-#: Least deviation of a core feature: a constant one must not refuse everything else.
-_LEAST_DEVIATION: Final = 0.05
-#: Least windows of a family that make a prototype of the domain.
-_LEAST_PROTOTYPE: Final = 5
 #: A leaf needs no more windows than a hundredth of all, and never fewer than these.
 _LEAVES: Final = 100
 _LEAST_LEAF: Final = 5
 _IDLE: Final = CLASSES.index(IDLE)
-#: Parts of what is measured, by the beginning of a channel's name, that made-up work takes from several windows; what
-#: begins otherwise (network, disks, file systems, InfiniBand) is one part more. A feature goes with its first channel.
-PARTS: Final = (
-    ("sm_", "tensor_", "dram_", "fp64_", "fp32_", "fp16_"),
-    ("nvlink_", "infiniband_"),
-    ("pcie_",),
-    ("power_", "energy_"),
-    ("utilization_", "memory_utilization_"),
-    ("process_", "memory_used_"),
-)
-
-
-def _part_of(channel: str) -> int:
-    return next((number for number, part in enumerate(PARTS) if channel.startswith(part)), len(PARTS))
-
-
-_PART_OF_COLUMN: Final = np.array([_part_of(SIGNALS[feature.channels[0]].channel) for feature in FEATURES])
-
-
-def split(data: Dataset, seed: int) -> tuple[Indices, Indices, Indices]:
-    """Return the indices to fit, calibrate and test on, whole scenarios or recordings each.
-
-    Every simulated kind is in every part, and of recordings every class; where there are enough of them.
-    """
-    rng = np.random.default_rng([seed, 2])
-    part = np.zeros(len(data.labels), dtype=np.int64)
-    strata = _strata(data)
-    for stratum in np.unique(strata):
-        groups = rng.permutation(np.unique(data.groups[strata == stratum]))
-        first = round(groups.size * _CALIBRATION_SHARE)
-        second = first + round(groups.size * _TEST_SHARE)
-        part[np.isin(data.groups, groups[:first])] = 1
-        part[np.isin(data.groups, groups[first:second])] = 2
-    return np.flatnonzero(part == 0), np.flatnonzero(part == 1), np.flatnonzero(part == 2)
-
-
-def _strata(data: Dataset) -> NDArray[np.str_]:
-    """Return the kind of every window; of a recorded one the class that its recording mostly holds."""
-    strata = data.kinds.astype(object)
-    for group in np.unique(data.groups[data.recorded]):
-        mine = data.groups == group
-        strata[mine] = f"recorded/{CLASSES[int(np.bincount(data.labels[mine]).argmax())]}"
-    return strata.astype(np.str_)
-
-
-def family_folds(data: Dataset, folds: int, seed: int) -> Iterator[tuple[Indices, Indices]]:
-    """Yield the indices to fit on and those held out, whole kinds each.
-
-    Every kind is held out once, except that of a class with one kind only: no fold takes all kinds of a class.
-    """
-    rng = np.random.default_rng([seed, 5])
-    fold_of: dict[str, int] = {}
-    kinds = [str(kind) for kind in np.unique(data.kinds)]
-    main = {kind: int(np.bincount(data.labels[data.kinds == kind]).argmax()) for kind in kinds}
-    for position in range(len(CLASSES)):
-        mine = [kind for kind in kinds if main[kind] == position]
-        if len(mine) > 1:
-            for place, kind in enumerate(rng.permutation(mine)):
-                fold_of[str(kind)] = place % min(folds, len(mine))
-    number = np.array([fold_of.get(str(kind), -1) for kind in data.kinds])
-    for fold in range(folds):
-        if (number == fold).any():
-            yield np.flatnonzero(number != fold), np.flatnonzero(number == fold)
-
-
-def augmented(config: TrainingConfig, data: Dataset, seed: int) -> Dataset:
-    """Return the windows as they are and `config.copies` copies, each scenario with other channels left out in each.
-
-    Machines that show all there is are a third of the draws only, and what combines all of it is learnt from them.
-    """
-    rng = np.random.default_rng([seed, 6])
-    count = config.copies + 1
-    dropped = [drop_channels(data.rows, data.groups, rng) for _ in range(config.copies)]
-    return Dataset(
-        rows=np.concatenate((data.rows, *dropped)),
-        labels=np.tile(data.labels, count),
-        groups=np.tile(data.groups, count),
-        kinds=np.tile(data.kinds, count),
-        sources=np.tile(data.sources, count),
-    )
-
-
-def weights_of(config: TrainingConfig, data: Dataset, labels: NDArray[np.int64]) -> Array:
-    """Return a weight for each window, mean 1: classes weigh the same, rare families more than their windows.
-
-    Recorded windows together weigh `config.recorded_share` of each class that they are in.
-    """
-    weights: Array = np.ones(labels.size)
-    for kind, count in zip(*np.unique(data.kinds, return_counts=True), strict=True):
-        weights[data.kinds == kind] = float(count) ** -config.family_balance
-    recorded = data.recorded
-    for label in np.unique(labels):
-        mine = labels == label
-        for part, share in ((mine & recorded, config.recorded_share), (mine & ~recorded, 1 - config.recorded_share)):
-            if part.any():
-                weights[part] *= share / weights[part].sum()
-        weights[mine] /= weights[mine].sum()
-    scaled: Array = weights * (labels.size / weights.sum())
-    return scaled
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,23 +119,6 @@ def _member(
     return fit(config, rows, labels, weights, seed=seed)
 
 
-def strange_rows(config: TrainingConfig, working: Dataset, seed: int) -> Array:
-    """Return made-up work: windows of which each part (PARTS) is left or taken from another window, by a coin each.
-
-    Single parts look like known work, together they do not. Channels are left out of every second of them.
-    """
-    rng = np.random.default_rng([seed, 8])
-    count = round(config.strange_share * working.labels.size)
-    rows: Array = working.rows[rng.integers(working.labels.size, size=count)] if count else working.rows[:0]
-    others = rng.integers(max(1, working.labels.size), size=count)
-    for part in np.unique(_PART_OF_COLUMN):
-        taken = rng.random(count) < 0.5
-        columns = np.flatnonzero(part == _PART_OF_COLUMN)
-        rows[np.ix_(taken, columns)] = working.rows[np.ix_(others[taken], columns)]
-    rows[::2] = drop_channels(rows[::2], np.arange(len(rows[::2])), rng)
-    return rows
-
-
 def fit(config: TrainingConfig, rows: Array, labels: NDArray[np.int64], weights: Array, *, seed: int) -> Any:  # noqa: ANN401 - untyped
     """Return a fitted HistGradientBoostingClassifier."""
     if not 1 <= config.max_depth <= MAX_DEPTH:
@@ -323,123 +195,6 @@ def _trees_of(classifiers: Sequence[Any]) -> Iterator[Any]:
     for classifier in classifiers:
         for iteration in classifier._predictors:
             yield from iteration
-
-
-Scorer = Callable[[Array], tuple[Array, ...]]
-
-
-def cross_scores(
-    config: TrainingConfig, data: Dataset, fit_one: Callable[[Dataset, int], Scorer]
-) -> tuple[Dataset, tuple[Array, ...]]:
-    """Return views of windows, and their scores by models that were fitted without the families they belong to.
-
-    `fit_one` takes data and a seed and returns a function from rows to scores; some family must be left to hold out.
-    """
-    held: list[Dataset] = []
-    scores: list[tuple[Array, ...]] = []
-    for number, (inside, outside) in enumerate(family_folds(data, config.family_folds, config.seed)):
-        scorer = fit_one(data.take(inside), config.seed + 1 + number)
-        held.append(views(data.take(outside), config.seed))
-        scores.append(scorer(held[-1].rows))
-    return held[0].joined(held[1:]), tuple(np.concatenate(parts) for parts in zip(*scores, strict=True))
-
-
-def views(data: Dataset, seed: int) -> Dataset:
-    """Return each window as every profile shows it, and once with channels left out at random."""
-    dropped = drop_channels(data.rows, data.groups, np.random.default_rng([seed, 7]))
-    count = len(PROFILE_NAMES) + 1
-    return Dataset(
-        rows=np.concatenate([*(mask(data.rows, name) for name in PROFILE_NAMES), dropped]),
-        labels=np.tile(data.labels, count),
-        groups=np.tile(data.groups, count),
-        kinds=np.tile(data.kinds, count),
-        sources=np.tile(data.sources, count),
-    )
-
-
-def fit_temperatures(
-    scores: tuple[Array, Array], labels: NDArray[np.int64], classes: tuple[str, ...], weights: Array | None = None
-) -> tuple[float, float]:
-    """Return the temperatures of both levels from scores of windows that were not fitted."""
-    weights = np.ones(labels.size) if weights is None else weights
-    busy = labels != _IDLE
-    places = np.array([classes.index(name) if name in classes else -1 for name in CLASSES])[labels]
-    known = busy & (places >= 0)
-    first = fit_temperature(scores[0], busy.astype(np.int64), weights)
-    return first, fit_temperature(scores[1][known], places[known], weights[known], classes)
-
-
-def fit_temperature(
-    raw: Array, labels: NDArray[np.int64], weights: Array | None = None, classes: tuple[str, ...] = ()
-) -> float:
-    """Return the divisor of raw scores that minimises the log loss, by golden-section search over its logarithm.
-
-    `classes` are those of the scores where STRANGE may be among them; the loss is that of the answers.
-    """
-    rows = np.arange(labels.size)
-
-    def loss(exponent: float) -> float:
-        likelihoods = np.log(np.maximum(shared(softmax(raw / np.exp(exponent)), classes)[rows, labels], 1e-300))
-        return -float(np.average(likelihoods, weights=weights))
-
-    low, high = -3.0, 3.0
-    ratio = (5**0.5 - 1) / 2
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    while high - low > 1e-4:
-        if loss(left) < loss(right):
-            high, right = right, left
-            left = high - ratio * (high - low)
-        else:
-            low, left = left, right
-            right = low + ratio * (high - low)
-    return float(np.exp((low + high) / 2))
-
-
-def abstention_threshold(
-    probabilities: Array, labels: NDArray[np.int64], precision: float, weights: Array | None = None
-) -> float:
-    """Return the least probability from which on decided windows are right with `precision`, within 0.6 to 0.95."""
-    top = probabilities.max(axis=1)
-    right = probabilities.argmax(axis=1) == labels
-    order = np.argsort(-top, kind="stable")
-    mass = np.ones(labels.size) if weights is None else weights[order]
-    share = np.cumsum(right[order] * mass) / np.cumsum(mass)
-    good = np.flatnonzero(share >= precision)
-    found = float(top[order[good[-1]]]) if good.size else 1.0
-    return min(0.95, max(0.6, found))
-
-
-def fit_domain(rows: Array, families: NDArray[np.str_], calibration: Array, quantile: float) -> Domain:
-    """Return the out-of-domain statistics of the core features, one prototype for each family.
-
-    The threshold of each profile is a quantile of the distances of `calibration` with that profile's channels.
-    """
-    columns = core_columns()
-    core = rows[:, columns]
-    names, counts = np.unique(families, return_counts=True)
-    kept = [name for name, count in zip(names, counts, strict=True) if count >= _LEAST_PROTOTYPE] or list(names)
-    overall_mean, overall_deviation = _moments(core, np.zeros(columns.size), np.ones(columns.size))
-    pairs = [_moments(core[families == name], overall_mean, overall_deviation) for name in kept]
-    means, deviations = (np.array(part) for part in zip(*pairs, strict=True))
-    plain = Domain(columns=columns, means=means, deviations=deviations, thresholds=np.ones(len(PROFILE_NAMES)))
-    thresholds = np.ones(len(PROFILE_NAMES))
-    for position, profile in enumerate(PROFILE_NAMES):
-        distances = plain.distance(mask(calibration, profile))
-        distances = distances[np.isfinite(distances)]
-        if distances.size:
-            thresholds[position] = max(1e-3, float(np.quantile(distances, quantile)))
-    return Domain(columns=columns, means=means, deviations=deviations, thresholds=thresholds)
-
-
-def _moments(core: Array, mean: Array, deviation: Array) -> tuple[Array, Array]:
-    """Return mean and deviation of every column; the given ones where nothing is known."""
-    mean, deviation = mean.copy(), deviation.copy()
-    for column in range(core.shape[1]):
-        known = core[np.isfinite(core[:, column]), column]
-        if known.size:
-            mean[column] = known.mean()
-            deviation[column] = max(_LEAST_DEVIATION, float(known.std()))
-    return mean, deviation
 
 
 def require_estimator(name: str) -> None:

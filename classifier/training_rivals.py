@@ -15,7 +15,7 @@ from agent.vocabulary import CLASSES
 from classifier.model import Prediction
 from classifier.training_config import TrainingConfig
 from classifier.training_data import Dataset
-from classifier.training_fit import augmented
+from classifier.training_windows import augmented
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

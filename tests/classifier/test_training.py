@@ -19,20 +19,11 @@ from classifier.profiles import PROFILE_NAMES, mask
 from classifier.scores import score
 from classifier.simulator import random_scenario, simulate_arrays
 from classifier.training import TrainingConfig, compare, train, train_on
+from classifier.training_calibration import abstention_threshold, cross_scores, fit_domain, fit_temperature
 from classifier.training_channels import CHANNEL_GROUPS, columns_without, draw_kept, drop_channels
 from classifier.training_compare import judge
 from classifier.training_data import Dataset, DatasetConfig, simulate_dataset, windows_of
-from classifier.training_fit import (
-    abstention_threshold,
-    cross_scores,
-    family_folds,
-    fit_domain,
-    fit_temperature,
-    split,
-    strange_rows,
-    views,
-    weights_of,
-)
+from classifier.training_windows import family_folds, split, strange_rows, views, weights_of
 from classifier.trees import softmax
 
 QUICK = TrainingConfig(max_iter=4, members=1, copies=1, min_samples_leaf=5, max_bins=16)
