@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from agent.history import Array, GpuHistory, HostHistory
 from classifier import cadence as cd
 from classifier import statistics as st
+from classifier.grids import Grids, kind_of, position
 from classifier.signals import SIGNALS, Signals
-from classifier.windows import Grids, kind_of, position
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Signals: one GPU's channels over a window, made comparable between boards and between recorders.
 
 Power is divided by the limit, memory by the size of the card, byte rates become decades above 1 MB/s, host rates are
-per GPU. Every signal has a step: features read it on a grid of that step (`classifier.windows`), so that logs of any
+per GPU. Every signal has a step: features read it on a grid of that step (`classifier.grids`), so that logs of any
 interval up to the step show the same. A reading of a moment (utilisation, power, memory) is thinned to it, since the
 mean of five readings swings less than each of them; a mean since the reading before (profiling, rates of counters) is
 averaged to it, since a mean over 5 s is all that a slow log has. Signals of 1 s made from such means serve what needs
