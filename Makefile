@@ -13,8 +13,9 @@ run: $(VENV)/installed
 		$$($(BIN)/python -c 'import ctypes; ctypes.CDLL("libnvidia-ml.so.1")' 2>/dev/null || echo --demo)
 
 test: setup lint
-	@# A process and a thread a core, files in the order of their names; then those that measure and want the machine for themselves.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --dist loadfile --no-loadscope-reorder -m "not alone"
+	@# A process a core and one more, since some mostly wait, each with one thread, files in the order of their names; then those
+	@# that measure and want the machine for themselves.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $$(($$(nproc) + 1)) --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/python -m pytest -q -m alone
 
 setup: $(VENV)/installed
