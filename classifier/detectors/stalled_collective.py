@@ -6,8 +6,8 @@ reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall
 
 - host I/O, where all of it is seen (`host_io`: at least disk writes and network transmit are measured, and no file
   system is mounted whose bytes show nowhere): quiet makes it critical after `confirm_seconds`, longer where earlier
-  waits of this work ended by themselves without I/O, or where the odd one out still does something; active I/O makes it
-  a wait (a checkpoint);
+  waits of this work ended by themselves without I/O, or where the odd one out still does something and its process is
+  not seen to take no CPU; active I/O makes it a wait (a checkpoint);
 - the past alone, where it is not: critical only past ten minutes and twice the longest wait that ended. So it is on a
   host with InfiniBand where Lustre is mounted, its bytes cannot be read and another job works.
 
@@ -262,7 +262,7 @@ class StalledCollectiveDetector:
             threshold_s = max(config.blind_warning_seconds, config.blind_critical_factor * past.longest_s)
             reason, is_warning = "bursts", waited_s >= threshold_s
         elif io.seen and io.last_active_s is None and not works_with:
-            threshold_s = self._confirm_seconds(group, past)
+            threshold_s = self._confirm_seconds(now_s, group, past, history)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
         elif io.seen and not works_with and now_s - (io.last_active_s or 0.0) >= self._quiet_seconds(group, io):
             threshold_s = self._quiet_seconds(group, io)
@@ -334,7 +334,7 @@ class StalledCollectiveDetector:
         is_early = io.last_active_s is not None and io.last_active_s - group.since_s <= self._config.tail_seconds
         return self._config.confirm_seconds if is_early else self._config.quiet_after_io_seconds
 
-    def _confirm_seconds(self, group: Group, past: PastWaits) -> float:
+    def _confirm_seconds(self, now_s: float, group: Group, past: PastWaits, history: History) -> float:
         """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it.
 
         Work that waits again and again without host I/O is either no training (a server between requests), or its
@@ -347,7 +347,9 @@ class StalledCollectiveDetector:
             return max(config.confirm_max_seconds, config.blind_critical_factor * past.longest_unexplained_s)
         learned_s = max(past.longest_unexplained_s, past.io_lag_s) + 10.0 if past.count else 0.0
         confirm_s = max(config.confirm_seconds, learned_s, *(6 * self._watches[k].interval_s for k in group.members))
-        if any(self._watches[key].quiet_use_ratio > 0.005 for key in group.odd):
+        busy_odd = [history.gpus[key] for key in group.odd if self._watches[key].quiet_use_ratio > 0.005]
+        # A rank that serialises a checkpoint takes a core for it.
+        if busy_odd and not only_spins(config.cpu, (), busy_odd, now_s):
             confirm_s = config.confirm_max_seconds
         return min(confirm_s, max(config.confirm_max_seconds, config.confirm_seconds))
 

@@ -67,6 +67,19 @@ def test_loaders_that_were_there_before_are_no_compilers() -> None:
     assert first(said, "stalled_collective", 3) == 340
 
 
+@pytest.mark.parametrize(("cores", "called"), [(0.02, 340), (1.0, 425), (None, 425)])
+def test_an_odd_one_that_reads_a_little_may_save_unless_its_process_is_seen_to_take_no_cpu(
+    cores: float | None, called: float
+) -> None:
+    def script(gpu: int, t: float) -> Shown:
+        shown = stall_at(300, 0)(gpu, t)
+        return replace(shown, utilization=0.04) if gpu == 0 and t > 300 else shown
+
+    ranks = rank_from(300, Rank(cores)) if cores is not None else lambda _, __: Rank(None)
+    said = played(script, 480, gpus=4, ranks=ranks)
+    assert first(said, "stalled_collective", 3) == called
+
+
 @pytest.mark.parametrize("state", ["T", "t"])
 def test_stopped_processes_make_it_information(state: str) -> None:
     said = played(stall_at(300), 1200, ranks=rank_from(299, Rank(0.0, state=state)), interval_s=5.0)
