@@ -18,12 +18,15 @@ FOREIGN = {"PodMonitor", "PrometheusRule"}
 
 
 def render(**values):
-    """Return the rendered objects by kind."""
+    """Return the rendered objects by kind; those of rules, of which there are several, in a list."""
     rendered = Chart.load(str(CHART)).render(values, name="gpus", namespace="monitoring")
     objects = [
         one for name, text in rendered.items() if name.endswith(".yaml") for one in yaml.safe_load_all(text) if one
     ]
-    return {one["kind"]: one for one in objects}
+    rules = [one for one in objects if one["kind"] == "PrometheusRule"]
+    by_kind = {one["kind"]: one for one in objects if one not in rules}
+    assert len(by_kind) + len(rules) == len(objects)
+    return {**by_kind, "PrometheusRule": rules}
 
 
 def container_of(objects):
@@ -99,9 +102,25 @@ def test_names_of_pods_cost_root_and_no_capability():
     }
 
 
-def test_the_rules_are_the_shipped_ones():
-    shipped = yaml.safe_load((ROOT / "exporters/rules/warpwatch.rules.yml").read_text(encoding="utf-8"))
-    assert render()["PrometheusRule"]["spec"] == shipped
+def test_the_rules_are_all_the_shipped_ones():
+    shipped = {
+        path.name: yaml.safe_load(path.read_text(encoding="utf-8"))
+        for path in (ROOT / "exporters/rules").glob("*.rules.yml")
+    }
+    rendered = render(prometheusRule={"labels": {"release": "prometheus"}})["PrometheusRule"]
+    names = {one["metadata"]["name"] for one in rendered}
+    assert names == {"gpus-nodes", "gpus-jobs", "gpus-capacity"}
+    assert {one["metadata"]["labels"]["release"] for one in rendered} == {"prometheus"}
+    assert {path.name for path in (CHART / "files").iterdir()} == shipped.keys()
+    by_first_group = sorted(shipped.values(), key=lambda rules: rules["groups"][0]["name"])
+    assert sorted((one["spec"] for one in rendered), key=lambda rules: rules["groups"][0]["name"]) == by_first_group
+
+
+@pytest.mark.parametrize("off", ["jobs", "capacity"])
+def test_a_file_of_rules_can_be_left_out(off):
+    names = {one["metadata"]["name"] for one in render(prometheusRule={"files": {off: False}})["PrometheusRule"]}
+    assert names == {"gpus-nodes", "gpus-jobs", "gpus-capacity"} - {f"gpus-{off}"}
+    assert render(prometheusRule={"enabled": False})["PrometheusRule"] == []
 
 
 def test_prometheus_sees_the_job_the_rules_name_and_the_node():
@@ -158,6 +177,8 @@ def test_another_configuration_starts_new_pods():
         ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
         ({"networkPolicy": {"enabled": True}}, "hostNetwork"),
         ({"web": {"secretName": "warpwatch-web"}}, "web_config"),
+        ({"prometheusRule": {"files": {"node": True}}}, "node"),
+        ({"prometheusRule": {"files": {"nodes": False}}}, "set nodes to true or jobs to false"),
     ],
 )
 def test_a_wrong_value_is_named(values, named):
