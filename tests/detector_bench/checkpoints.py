@@ -212,10 +212,13 @@ def day_truncated(draw: Draw) -> tuple[Node, Truth]:
 @kind("jobday", "one save takes five times as long as usual", **_DAY)
 def day_overlong(draw: Draw) -> tuple[Node, Truth]:
     day = _Day(draw)
+    day.length = max(day.length, 25.0)
     day.regular(0.55 * day.node.seconds)
     day.train(day.pace())
     at = day.now
-    day.save(length=draw.rng.uniform(5, 8), rate=0.6)
+    # The same bytes, by storage that is that much slower.
+    factor = draw.rng.uniform(5, 8)
+    day.save(length=factor, rate=1 / factor)
     took = 8 * day.length * (1.5 if day.style == "async" else 1.0)
     day.truth.expect("missed_checkpoint", at, at + took + day.period, took + 300.0, severity=2, tag="overlong")
     day.truth.accept("collective_wait", at, at + took + 60, severity=2)
