@@ -21,7 +21,7 @@ def _training(draw: Draw, style: str, *, save: bool = True) -> tuple[Node, Truth
     job.load(0, now)
     every, length = draw.between(600, 3600), draw.between(5, 60)
     to = _target(draw, node)
-    how = draw.pick("rank0", "all", "async")
+    how, rate = draw.pick("rank0", "all", "async"), draw.between(3e8, 3e9)  # a job's checkpoints are alike
     while now < node.seconds:
         until = min(now + every * rng.uniform(0.99, 1.01), node.seconds)
         job.train(now, until)
@@ -29,7 +29,7 @@ def _training(draw: Draw, style: str, *, save: bool = True) -> tuple[Node, Truth
         if save and now + length < node.seconds:
             if how == "async":
                 job.train(now, now + length)
-            job.save(now, length, to=to, style=how, rate=draw.between(3e8, 3e9))
+            job.save(now, length, to=to, style=how, rate=rate)
             now += length
     return node, Truth()
 
@@ -248,10 +248,10 @@ def shared_node(draw: Draw) -> tuple[Node, Truth]:
     job = Job(node, (0, 1, 2, 3), draw_training(draw.rng, "ddp"))
     job.load(0, 40)
     now = 40.0
-    every = draw.between(600, 1800)
+    every, to = draw.between(600, 1800), _target(draw, node)
     while now < node.seconds:
         job.train(now, now + every)
-        job.save(now + every, 12.0, to=_target(draw, node))
+        job.save(now + every, 12.0, to=to)
         now += every + 12.0
     Job(node, (4, 5)).serve(0, node.seconds, 0.4)
     return node, Truth()
@@ -264,12 +264,13 @@ def saves_unseen(draw: Draw) -> tuple[Node, Truth]:
     job = Job(node, tuple(range(node.gpus)), draw_training(draw.rng, "ddp"))
     job.load(0, 40)
     now, every, length = 40.0, draw.between(400, 1800), draw.between(15, 60)
+    saved = length * draw.between(4e8, 2e9)  # bytes: a job's checkpoints are alike
     while now < node.seconds:
         job.train(now, now + every * draw.rng.uniform(0.98, 1.02))
         now += every
         took = length * draw.rng.uniform(0.9, 1.2)
         # The bytes of such a file system pass by the network interfaces or the fabric.
-        job.save(now, took, to="infiniband_transmit" if node.ports else "network_transmit", rate=draw.between(4e8, 2e9))
+        job.save(now, took, to="infiniband_transmit" if node.ports else "network_transmit", rate=saved / took)
         now += took
     return node, Truth()
 

@@ -61,11 +61,12 @@ def _job(draw: Draw) -> tuple[Node, Job]:
 def recommender(draw: Draw) -> tuple[Node, Truth]:
     node, job = _job(draw)
     now, every, length = 90.0, draw.between(900, 3600), draw.between(10, 90)
+    rate = draw.between(5e8, 4e9)  # a job's checkpoints are alike
     while now < node.seconds:
         job.train(now, now + every * draw.rng.uniform(0.97, 1.03))
         now += every
         if now + length < node.seconds:
-            job.save(now, length, to="network_transmit", style="all", rate=draw.between(5e8, 4e9))
+            job.save(now, length, to="network_transmit", style="all", rate=rate)
             now += length
     return node, Truth()
 
