@@ -7,7 +7,9 @@ after each round, printed at the start, the middle and the end, and may not grow
 
 With HOURS the agent's clocks go so much faster that so many hours of its time pass in these minutes
 (tests/clock_shim/fast_clock.c), with longer periods, since 48 ticks in a second would measure the machine. The slope of
-memory over the agent's time is printed with its interval of 95 %, by least squares over a value after each fault.
+memory over the agent's time is printed with its interval of 95 %, by least squares over a value after each fault of the
+second half of the run: what is learned of a day (how long waits lasted, at which rate links err) fills up more and more
+slowly over the first.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ restart_most_s = 120
 """
 #: Until its line is gone.
 ALWAYS_S = 1e6
-#: Histories of 15 minutes and windows of an hour fill first.
+#: Histories of 15 minutes and windows of an hour fill first, and half the run has to be over.
 WARM_UP_S = 2 * 3600.0
 #: Memory of a long-lived process may not grow faster than this in a day of its time.
 MOST_BYTES_A_DAY = 1e6
@@ -218,9 +220,14 @@ def growth(first: Size, last: Size) -> list[str]:
     return [f"{what}: {more:+g}, at most {most:+g}" for what, (more, most) in grown.items() if more > most]
 
 
+def settled(memory: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return days and bytes of the part of the run that counts for the slope."""
+    return [(at_s / 86_400, size) for at_s, size in memory if at_s >= max(WARM_UP_S, memory[-1][0] / 2)]
+
+
 def slope(memory: Sequence[tuple[float, int]]) -> tuple[float, float]:
     """Return bytes a day after the warm-up, and half the width of its interval of 95 %; raises for too few values."""
-    late = [(at_s / 86_400, size) for at_s, size in memory if at_s >= WARM_UP_S]
+    late = settled(memory)
     days, sizes = [day for day, _ in late], [size for _, size in late]
     line = statistics.linear_regression(days, sizes)
     errors = [size - line.slope * day - line.intercept for day, size in late]
@@ -230,7 +237,7 @@ def slope(memory: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 def say_slope(soak: Soak) -> list[str]:
     """Print how memory grew; return a sentence where it is too fast. Under some hours nothing can be said."""
-    if sum(at_s >= WARM_UP_S for at_s, _ in soak.memory) < 30:
+    if len(settled(soak.memory)) < 30:
         _say("slope of memory: too short a run to say")
         return []
     bytes_a_day, half = slope(soak.memory)
