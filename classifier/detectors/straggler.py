@@ -1,13 +1,15 @@
 """straggler: one GPU of a job holds the others up.
 
 Looks at GPUs that work together (`work_groups`) every half minute, and at the minute before. A straggler has, for two
-minutes, a clock below 0.93 of the median of its peers while all of them work, or SM activity more than 15 points above
-theirs while they wait in collectives: it computes when they spin. More activity that is more work (tensor or DRAM
-activity higher as well, as in the stages of a pipeline) is none. Software power capping is normal: healthy boards at
-their power limit differ by 8 to 16 % in clock. So a low clock counts where the driver gives another reason, where the
-peers wait (their SM activity is lower), or where it fell against the peers' while the board draws less than its limit:
-the median of half an hour before has to be about their clock. One that was low since it was first seen may be locked by
-the site.
+minutes, a clock below 0.93 of the median of its peers while all of them work, or SM activity above theirs by 15 points
+or by a quarter while they wait in collectives: it computes when they spin. More activity that is more work (tensor or
+DRAM activity higher as well, as in the stages of a pipeline) is none. Software power capping is normal: healthy boards
+at their power limit differ by 8 to 16 % in clock. So a low clock counts where the driver gives another reason, or where
+it fell: against the peers', which it had about reached in the half hour before, and against its own of then, while the
+board draws less than its limit, and while the peers wait, as far as SM activity is measured. Peers whose clock is lower
+let a GPU look slow or fast without any change of its own, and without waiting peers nobody is held up: replicas of a
+server, or ranks with unequal load. Where power is not measured, as in a guest with a virtual GPU, only a clock lower
+than power limits explain counts. One that was low since it was first seen may be locked by the site.
 
 Where it shows, the cause is named: throttling by heat or power brake, a lower power limit, a PCIe link that is narrower
 or slower than those of the peers, memory that waits for a row remap or has errors, NVLink errors, or the clock alone.
@@ -44,9 +46,11 @@ _ERRORS: Final = {
         "pcie_replays_total",
     ),
 }
-#: Looks at a clock that are remembered, half an hour, and the fewest that say what it was.
+#: Looks at a clock that are remembered, half an hour, and the fewest that say what it was: programs load first.
 _LOOKS: Final = 60
-_LEAST_LOOKS: Final = 4
+_LEAST_LOOKS: Final = 8
+#: So many of the looks before may have been lower: a low one now and then is noise.
+_LOW_QUANTILE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +68,16 @@ class StragglerConfig:
     clock_ratio: float = 0.93
     #: A GPU that ran at this share of its peers' clock, median of half an hour, was not locked; its clock has fallen.
     same_clock_ratio: float = 0.96
+    #: A fall to this share of the peers' clock is more than power limits explain, where power is not measured.
+    blind_clock_ratio: float = 0.84
     #: Power above this share of the limit, in a twentieth of the samples, explains the clock: boards differ there.
     at_limit_ratio: float = 0.95
     #: SM activity above that of the peers by this much says that they wait for a GPU with a low clock.
     waiting_margin_ratio: float = 0.03
     #: SM activity above the median of the peers by more than this is high ...
     busy_margin_ratio: float = 0.15
+    #: (or by this factor, and at least half of the margin) ...
+    busy_factor: float = 1.25
     #: ... unless tensor or DRAM activity is higher by this factor as well: then it has more work.
     same_work_factor: float = 1.10
     #: Samples below this utilisation say nothing about clocks.
@@ -85,6 +93,7 @@ class StragglerConfig:
         """Raise ValueError for values that make no sense."""
         require(0 < self.clock_ratio < 1, "clock_ratio", self.clock_ratio, "between 0 and 1")
         require(self.busy_margin_ratio > 0, "busy_margin_ratio", self.busy_margin_ratio, "above 0")
+        require(self.busy_factor > 1, "busy_factor", self.busy_factor, "above 1")
         require(self.judge_seconds > 0, "judge_seconds", self.judge_seconds, "above 0")
         is_long = self.window_seconds >= 30
         require(is_long, "window_seconds", self.window_seconds, "at least 30")
@@ -116,9 +125,11 @@ class _Sign:
 @dataclass(slots=True)
 class _Watch:
     since_s: float | None = None  # since when it stands out
+    compared_s: float = float("-inf")  # when it last had peers
     severity: int = 0
     #: Its clock against that of its peers, look by look; a low one is noted once it is over.
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    clocks: deque[float] = field(default_factory=lambda: deque(maxlen=_LOOKS))  # its own, in Hz, likewise
     health: GpuHealth | None = None  # when it began, or of half an hour ago
     health_s: float = field(default=float("-inf"))
 
@@ -195,6 +206,9 @@ class StragglerDetector:
             key = view.gpu.key
             watch = self._watches[key]
             self._note_health(watch, history.card(key), now.monotonic_s)
+            if not watch.severity and now.monotonic_s - watch.compared_s > 2 * self._config.judge_seconds:
+                watch.since_s = None  # what was not compared did not last
+            watch.compared_s = now.monotonic_s
             if sign is None or not are_odd:
                 self._note_clock(watch, view, [other for other in members if other is not view], now.monotonic_s)
                 watch.since_s, watch.severity = None, 0
@@ -216,13 +230,18 @@ class StragglerDetector:
         busy = _median([peer.sm_ratio for peer in peers])
         watch = self._watches.setdefault(view.gpu.key, _Watch())
         if view.clock_hertz is not None and clock is not None and view.clock_hertz < config.clock_ratio * clock:
-            do_wait = (
-                view.sm_ratio is not None and busy is not None and view.sm_ratio > busy + config.waiting_margin_ratio
-            )
-            has_fallen = self._has_fallen(watch, view.clock_hertz / clock) and not self._is_at_limit(view, history)
-            if do_wait or has_fallen or self._clock_reason(view, peers, history) is not None:
+            do_wait = view.sm_ratio is None or busy is None
+            if view.sm_ratio is not None and busy is not None:
+                # Peers that compute at full clock are done earlier by as much as the clock is lower.
+                early = (1 - view.clock_hertz / clock) * view.sm_ratio
+                do_wait = view.sm_ratio > busy + min(config.waiting_margin_ratio, early / 2)
+            has_fallen = self._has_fallen(watch, view, clock) and not self._is_at_limit(view, history)
+            if (has_fallen and do_wait) or self._clock_reason(view, peers, history) is not None:
                 return _Sign("clock", view.clock_hertz, clock)
-        if view.sm_ratio is None or busy is None or view.sm_ratio <= busy + config.busy_margin_ratio:
+        if view.sm_ratio is None or busy is None:
+            return None
+        margin = min(config.busy_margin_ratio, max(config.busy_margin_ratio / 2, (config.busy_factor - 1) * busy))
+        if view.sm_ratio <= busy + margin:
             return None
         works = (
             (view.tensor_ratio, [peer.tensor_ratio for peer in peers]),
@@ -232,12 +251,16 @@ class StragglerDetector:
         has_more_work = any(mine > config.same_work_factor * theirs for mine, theirs in measured)
         return _Sign("busy", view.sm_ratio, busy) if measured and not has_more_work else None
 
-    def _has_fallen(self, watch: _Watch, ratio: float) -> bool:
-        """Return whether the clock against that of the peers was the same, and is low against that past as well."""
-        if len(watch.ratios) < _LEAST_LOOKS:
+    def _has_fallen(self, watch: _Watch, view: _View, peers_hertz: float) -> bool:
+        """Return whether the clock was that of the peers, and is low against that past and against its own."""
+        if len(watch.ratios) < _LEAST_LOOKS or view.clock_hertz is None:
             return False
-        usual = median(watch.ratios)
-        return usual >= self._config.same_clock_ratio and ratio < self._config.clock_ratio * min(usual, 1.0)
+        config, usual, ratio = self._config, median(watch.ratios), view.clock_hertz / peers_hertz
+        least = config.blind_clock_ratio if view.high_watts is None else config.clock_ratio
+        # Clocks that waver have been low before.
+        lowest = min(1.0, usual, float(np.quantile(watch.ratios, _LOW_QUANTILE)) / config.same_clock_ratio)
+        is_below_own = view.clock_hertz < config.same_clock_ratio * median(watch.clocks)
+        return usual >= config.same_clock_ratio and is_below_own and ratio < least * lowest
 
     def _is_at_limit(self, view: _View, history: History) -> bool:
         limit = _power_limit(history, view)
@@ -252,6 +275,7 @@ class StragglerDetector:
             watch.ratios.extend([self._config.clock_ratio] * min(looks, _LOOKS))
         if clock and view.clock_hertz is not None:
             watch.ratios.append(view.clock_hertz / clock)
+            watch.clocks.append(view.clock_hertz)
 
     def _note_health(self, watch: _Watch, card: GpuHistory | None, now_s: float) -> None:
         """Keep the counters of when all was well, to tell which of them grew."""

@@ -2,8 +2,8 @@
 
 Ranks of one job have the same job where jobs are known, and one rhythm: the same step where steps are seen, else power
 or utilisation that moves in step (measured: 0.56 to 0.99 between ranks, 0.08 to 0.31 between independent processes).
-GPUs that show neither belong together only where they are known to be one job and exchange data, or where the same
-process holds them.
+GPUs that show neither belong together only where they are known to be one job and exchange data (or where nothing that
+could show it is measured), or where the same process holds them.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from classifier.detectors.step_pace import StepPaces
 
 #: Steps that differ by more than this share are of different jobs.
 _SAME_STEP_RATIO: Final = 0.03
+#: A period that was found may be that of so many steps.
+_MOST_STEPS: Final = 3
 #: Correlation above this is one rhythm.
 _IN_STEP: Final = 0.5
 _EXCHANGE_BYTES_PER_SECOND: Final = 1e6
@@ -46,16 +48,21 @@ def _is_together(one: GpuHistory, other: GpuHistory, paces: StepPaces, now_s: fl
     mine, theirs = job_keys(one), job_keys(other)
     if mine and theirs and mine.isdisjoint(theirs):
         return False
-    steps = paces.step_seconds(one.key, now_s), paces.step_seconds(other.key, now_s)
-    if steps[0] is not None and steps[1] is not None:
-        return abs(steps[0] / steps[1] - 1.0) <= _SAME_STEP_RATIO
+    step, their_step = paces.step_seconds(one.key, now_s), paces.step_seconds(other.key, now_s)
+    if step is not None and their_step is not None:
+        ratio = max(step, their_step) / min(step, their_step)
+        if ratio <= 1.0 + _SAME_STEP_RATIO:
+            return True
+        # A period may be found at two or three steps: one job that is known as such has one rhythm all the same.
+        is_multiple = round(ratio) <= _MOST_STEPS and abs(ratio / round(ratio) - 1.0) <= _SAME_STEP_RATIO
+        return is_multiple and bool(mine) and mine == theirs
     moved = _in_step(one, other, now_s, seconds)
     if moved is not None:
         return moved
     pids = process_ids(one), process_ids(other)
     if pids[0] and pids[1] and not pids[0].isdisjoint(pids[1]):
         return True
-    return bool(mine) and mine == theirs and _exchanges(one, now_s) and _exchanges(other, now_s)
+    return bool(mine) and mine == theirs and _may_exchange(one, now_s) and _may_exchange(other, now_s)
 
 
 def _in_step(one: GpuHistory, other: GpuHistory, now_s: float, seconds: float) -> bool | None:
@@ -67,6 +74,9 @@ def _in_step(one: GpuHistory, other: GpuHistory, now_s: float, seconds: float) -
     return None
 
 
-def _exchanges(gpu: GpuHistory, now_s: float) -> bool:
+def _may_exchange(gpu: GpuHistory, now_s: float) -> bool:
+    """Return whether data moves over NVLink, or neither that nor power is measured, as in a vGPU's guest."""
     rate = gpu.series("nvlink_transmit_bytes_per_second", now_s, 60.0)
-    return rate.size > 0 and float(rate.values.mean()) > _EXCHANGE_BYTES_PER_SECOND
+    if rate.size:
+        return float(rate.values.mean()) > _EXCHANGE_BYTES_PER_SECOND
+    return not gpu.has("power_watts")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,11 @@ def in_step(period_s: float = 20.0) -> Script:
     return lambda gpu, t: ranked(works[t % period_s < 0.6 * period_s], gpu)
 
 
+def waiting(gpu: int, t: float) -> Any:
+    """Return ranks that move together, of which GPU 1 computes for longer and the others wait for it."""
+    return replace(in_step()(gpu, t), sm=0.78 if gpu == 1 else 0.7)
+
+
 def clocks(slow: int = 1, hertz: float = SLOW, since_s: float = 300) -> Callable[[int, float], Mapping[str, object]]:
     return lambda gpu, t: {"sm_clock_hertz": hertz if gpu == slow and t > since_s else FAST}
 
@@ -34,7 +40,7 @@ def clocks(slow: int = 1, hertz: float = SLOW, since_s: float = 300) -> Callable
 def played(script: Script | None = None, until_s: float = 600, **options) -> dict[float, tuple[Assessment, ...]]:
     options = {"gpus": 4, "interval_s": 2.5, "sample": clocks()} | options
     detector = StragglerDetector(StragglerConfig(), StepPaces())
-    node = HostedNode((detector,), PowerBaselines(), script or in_step(), **options)
+    node = HostedNode((detector,), PowerBaselines(), script or waiting, **options)
     return {now.monotonic_s: found for now, found in node.play(until_s)}
 
 
@@ -64,13 +70,33 @@ def test_it_ends_with_its_reason_and_with_the_work() -> None:
     assert severities(played(ends, until_s=660)[655], "straggler").get(1, 0) == 0
 
 
-def test_a_clock_that_was_always_low_counts_where_peers_wait_or_the_driver_says_why() -> None:
+def test_a_clock_that_was_always_low_counts_where_the_driver_says_why() -> None:
     always = clocks(since_s=0)
     assert first(played(sample=always)) is None
-    waits: Script = lambda gpu, t: replace(in_step()(gpu, t), sm=0.78 if gpu == 1 else 0.7)  # noqa: E731
-    assert first(played(waits, sample=always)) is not None
     hot = lambda gpu, t: always(gpu, t) | {"clock_event_reasons": ("hw_thermal",) * (gpu == 1)}  # noqa: E731
     assert first(played(sample=hot)) is not None
+
+
+def test_a_clock_that_falls_and_keeps_nobody_waiting_is_none() -> None:
+    assert first(played(in_step())) is None
+
+
+def test_peers_whose_clock_rises_make_nobody_slow() -> None:
+    def rising(gpu: int, t: float) -> Mapping[str, object]:
+        return {"sm_clock_hertz": FAST if gpu != 1 and t > 300 else SLOW}
+
+    assert first(played(sample=rising)) is None
+
+
+def test_without_power_only_a_clock_below_what_power_limits_explain_counts() -> None:
+    def guest(ratio: float) -> float | None:
+        sample = clocks(hertz=ratio * FAST)
+        hidden = ("power_watts", "sm_active_ratio", "nvlink_transmit_bytes_per_second")
+        blind = lambda gpu, t: sample(gpu, t) | dict.fromkeys(hidden)  # noqa: E731
+        return first(played(sample=blind, jobs=("a",) * 4))
+
+    assert guest(0.75) is not None
+    assert guest(0.88) is None
 
 
 def test_a_few_per_cent_of_power_capping_are_none() -> None:
