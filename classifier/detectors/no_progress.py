@@ -2,9 +2,10 @@
 
 A stall in which no kernel spins: a rank that waits in a lock or a socket, collectives polled from the CPU, a scheduler
 that never hands out the next batch. It looks like a pause, so it is a warning and never more. What arms is the GPU's
-own past: two minutes of work in the last fifteen, and that it trained: by its label of then, or, where that was not
-known, by steps that were seen or by others that worked in step and fell quiet with it. A label or a declaration of
-inference, and notebooks, never arm: they wait for people.
+own past: two minutes of work in the last fifteen, without rests (training goes on until it ends; cells and requests
+come and go), and that it trained: by its label of then, or, where that was not known, by steps that were seen in that
+time or by others that worked in step and fell quiet with it. A label or a declaration of inference, and notebooks,
+never arm: they wait for people.
 
 Quiet is utilisation near 0 without NVLink or PCIe traffic, host I/O that is measured and quiet, and processes that use
 no CPU, for five minutes. A process that keeps one core busy (it may poll, it may compute) makes it information, after
@@ -65,8 +66,10 @@ class NoProgressConfig:
     polling_cores: float = 1.2
     #: Work that arms ...
     arm_seconds: float = 120.0
-    #: ... within this long before the quiet.
+    #: ... within this long before the quiet, ...
     arm_window_seconds: float = 900.0
+    #: ... and in this share of the time since the first of it: what rests for longer is a notebook, or serves.
+    arm_share_ratio: float = 0.6
     #: GPUs that fall quiet within this time of each other worked together.
     together_seconds: float = 60.0
     host_io: HostIoConfig = field(default_factory=HostIoConfig)
@@ -77,6 +80,8 @@ class NoProgressConfig:
         require(work > quiet, "work_utilization_ratio", work, f"above quiet_utilization_ratio ({quiet})")
         cores = self.polling_cores
         require(cores > self.idle_cores, "polling_cores", cores, f"above idle_cores ({self.idle_cores})")
+        share = self.arm_share_ratio
+        require(0 < share <= 1, "arm_share_ratio", share, "above 0 and at most 1")
         is_within = self.arm_window_seconds >= self.arm_seconds
         require(is_within, "arm_window_seconds", self.arm_window_seconds, f"at least arm_seconds ({self.arm_seconds})")
 
@@ -203,7 +208,8 @@ class NoProgressDetector:
         )
         if is_waiting or (watch.served_s or 0.0) > (watch.trained_s or 0.0):
             return False
-        if watch.trained_s is not None or watch.stepped_s is not None:
+        was_stepping = watch.stepped_s is not None and watch.stepped_s >= watch.quiet_s - config.arm_window_seconds
+        if watch.trained_s is not None or was_stepping:
             return True
         return any(
             other is not gpu
@@ -216,12 +222,13 @@ class NoProgressDetector:
         )
 
     def _worked_long(self, gpu: GpuHistory, watch: _Watch) -> bool:
-        """Return whether there was enough work with these processes until shortly before the quiet."""
+        """Return whether there was enough work with these processes until shortly before the quiet, and few rests."""
         config, quiet_s, worked_s = self._config, watch.quiet_s or 0.0, watch.worked_s or 0.0
         if not watch.process_ids or quiet_s - worked_s > config.arm_seconds:
             return False
-        bins = sum(start_s >= quiet_s - config.arm_window_seconds for start_s in watch.work_bins)
-        return bins * max(_BIN_S, interval_seconds(gpu, worked_s)) >= config.arm_seconds
+        bins = [start_s for start_s in watch.work_bins if start_s >= quiet_s - config.arm_window_seconds]
+        work_s = len(bins) * max(_BIN_S, interval_seconds(gpu, worked_s))
+        return work_s >= config.arm_seconds and work_s >= config.arm_share_ratio * (quiet_s - bins[0])
 
     def _others_work(self, gpu: GpuHistory, history: History, now: Instant) -> bool:
         """Return whether another GPU of the same job still works or spins."""

@@ -67,6 +67,14 @@ def test_one_gpu_needs_a_label_of_training_or_steps_that_are_seen() -> None:
     assert first(played(trains_until(500), gpus=1, interval_s=1.0)) == 805  # steps of 20 s
 
 
+def test_bursts_with_rests_between_them_are_no_training() -> None:
+    def cells(gpu: int, t: float) -> Shown:
+        # Steps of 20 s are seen in each burst of 100 s, and 100 s of rest follow.
+        return trains_until(500)(gpu, t) if t % 200 < 100 or t > 500 else ranked(QUIET, gpu)
+
+    assert first(played(cells, interval_s=1.0)) is None
+
+
 @pytest.mark.parametrize("label", ["inference", "other"])
 def test_what_served_or_was_something_else_waits_for_work(label: str) -> None:
     assert first(played(trains_until(500), decisions=decided(label, 0.9))) is None

@@ -183,5 +183,10 @@ def hang_of_one(draw: Draw) -> tuple[Node, Truth]:
     job.rest(at, at + length, cpu=0.01)
     job.train(at + length, node.seconds)
     truth = Truth()
-    truth.expect("no_progress", at, at + length, 420.0, also=ALSO)
+    # Alone, only steps that are seen tell training from requests that ceased, where no label does.
+    telling = draw.profile.interval_s == 1 and node.board_name != "V100"
+    if telling or job.training.step_s > 3.0 * draw.profile.interval_s:
+        truth.expect("no_progress", at, at + length, 420.0, also=ALSO)
+    else:
+        truth.accept("no_progress", at, at + length, severity=2)
     return node, truth
