@@ -3,10 +3,12 @@
 Sees the memory in use, as medians over five minutes, and the process list, which tells one job from the next; without a
 list a fall of memory does. After SIGNALS 6d: the Theil-Sen slope over the medians is above 0.5 % of the memory an hour,
 nine of ten steps rise (by a quarter of the mean step: a notebook's cells and a caching allocator take memory in stairs,
-and rest between), a straight line explains 80 % of the variance, and at this slope the memory is full within twelve
-hours. The first ten minutes do not count: that is when programs load. Growth that slows down will end by itself, as a
-cache that fills: it has to have gone on for an hour, in the newer half as fast as in the older, and to be a twentieth
-of the memory; where the memory is full within an hour and a half, half an hour is enough.
+and rest between) and are alike (a leak takes as much with each request or step, cells take what they need: the standard
+deviation of the steps is at most half of their mean), a straight line explains 80 % of the variance, and at this slope
+the memory is full within twelve hours. The first ten minutes do not count: that is when programs load. Growth that
+slows down will end by itself, as a cache that fills: it has to have gone on for an hour, in the newer half as fast as
+in the older, and to be a twentieth of the memory; where the memory is full within an hour and a half, half an hour is
+enough, with steps twice as even.
 
 Cannot see: a leak inside memory that was taken whole at the start, as inference servers and JAX do, or in the host's
 memory; one that takes memory more rarely than every ten minutes; nor which of several processes leaks. A cache that
@@ -37,8 +39,6 @@ _MOST_MEDIANS: Final = 48
 _JUDGED_MEDIANS: Final = 12
 #: Fewer medians tell a line from stairs too rarely: 25 minutes of steps.
 _LEAST_MEDIANS: Final = 6
-#: The largest step may be this share of the growth: a line of six medians has steps of a fifth.
-_LARGEST_STEP: Final = 0.5
 #: A step is one that rises from this share of the mean step.
 _RISING_STEP: Final = 0.25
 #: Growth in the newer half of the hour against that in the older half, and in the hour against that in all the time.
@@ -68,6 +68,8 @@ class MemoryLeakConfig:
     rising_share_ratio: float = 0.9
     #: Least share of the variance that a straight line explains.
     determination_ratio: float = 0.8
+    #: Standard deviation of the steps, in shares of their mean, at most; half of it before the hour is full.
+    uneven_ratio: float = 0.5
     #: Memory that is full later than this is no concern yet.
     full_seconds: float = 43200.0
     #: A fall of this share of the memory is the end of a job, where no process list is known.
@@ -81,6 +83,7 @@ class MemoryLeakConfig:
         for key in ("rising_share_ratio", "determination_ratio", "fall_ratio"):
             require(0 < getattr(self, key) <= 1, key, getattr(self, key), "above 0 and at most 1")
         require(self.urgent_seconds >= 0, "urgent_seconds", self.urgent_seconds, "at least 0")
+        require(self.uneven_ratio > 0, "uneven_ratio", self.uneven_ratio, "above 0")
         is_share = 0 <= self.least_growth_ratio < 1
         require(is_share, "least_growth_ratio", self.least_growth_ratio, "at least 0 and below 1")
         require(self.full_seconds > 0, "full_seconds", self.full_seconds, "above 0")
@@ -93,7 +96,7 @@ class _Growth:
     bytes_per_hour: float
     rising_share: float
     determination: float
-    largest_step: float
+    uneven: float  # standard deviation of the steps against their mean
     persistence: float
     full_s: float  # from now
     from_s: float
@@ -182,7 +185,7 @@ class MemoryLeakDetector:
             is_steady = (
                 is_steady
                 and growth.determination > config.determination_ratio
-                and growth.largest_step <= _LARGEST_STEP
+                and growth.uneven <= config.uneven_ratio * (1.0 if len(job.medians) >= _JUDGED_MEDIANS else 0.5)
                 and growth.persistence >= _LEAST_PERSISTENCE
                 and growth.full_s < config.full_seconds
                 and self._goes_on(job, growth, total)
@@ -237,7 +240,7 @@ def _growth(medians: Array, total: float) -> _Growth:
         bytes_per_hour=3600 * slope,
         rising_share=float(np.mean(steps >= _RISING_STEP * grown / steps.size)) if grown > 0 else 0.0,
         determination=1 - rest / spread if spread else 0.0,
-        largest_step=float(steps.max()) / grown if grown > 0 else 1.0,
+        uneven=float(steps.std(ddof=1)) * steps.size / grown if grown > 0 else float("inf"),
         persistence=(float(used[-1]) - middle) / older if older > 0 else 1.0,
         full_s=(total - float(used[-1])) / slope if slope > 0 else float("inf"),
         from_s=float(times[0]),

@@ -67,6 +67,19 @@ def test_growth_of_a_few_per_cent_is_waited_for():
     assert 4 * 60 <= said.index(2) <= 4.4 * 60
 
 
+@pytest.mark.parametrize("hours", [1, 2])
+def test_steps_that_differ_much_are_those_of_cells(hours: int):
+    # 2 and 10 % in turn, every five minutes: 72 % an hour, and a quarter of that.
+    per_part = (0.02, 0.10) if hours == 1 else (0.005, 0.025)
+    sizes = [per_part[n % 2] for n in range(60)]
+
+    def used(t: float) -> float:
+        return TOTAL * min(0.95, 0.05 + sum(sizes[: int(t / 300)]))
+
+    _, said = played(used, hours)
+    assert not any(said)
+
+
 def test_a_notebook_that_takes_memory_in_cells_is_no_leak():
     # SIGNALS 2.4: bursts every 10 to 900 s, each takes some per cent and gives nothing back.
     draws = random.Random(3)
