@@ -3,11 +3,12 @@
 Sees the time of a step (`step_pace`) against the median of the last half hour before it rose. A cumulative sum calls it
 after two minutes at 10 % more, sooner the more it is, and never before one minute. Longer steps mean something only
 where a step is still the same work: NVLink bytes, DRAM or memory activity and tensor cycles of one step (rate times
-period), as far as they are measured, have to stay what they were. So an evaluation, a checkpoint, longer sequences and
-a period that is a multiple of the step are none; where nothing of a step's work is measured, the GPU is left out. Only
-a rhythm that holds is one of steps: the usual one was seen for most of its time, with few other periods; those of
-requests change, and are alike for minutes only now and then. Other processes are another job and begin anew. A pace
-that stays for half an hour is the new normal, and ends the finding.
+period), as far as they are measured, have to stay what they were, and change by less than the time of a step does:
+where they grow with it, as much is done in a second as ever, and the steps are larger ones. So an evaluation, a
+checkpoint, longer sequences and a period that is a multiple of the step are none; where nothing of a step's work is
+measured, the GPU is left out. Only a rhythm that holds is one of steps: the usual one was seen for most of its time,
+with few other periods; those of requests change, and are alike for minutes only now and then. Other processes are
+another job and begin anew. A pace that stays for half an hour is the new normal, and ends the finding.
 
 Cannot see: steps that `step_pace` does not see (below 4 s where power is read once a second), and a job that was slow
 from its start.
@@ -191,7 +192,8 @@ class FailSlowDetector:
             self._usual_again(steps, pace, gpu)
             return
         work_ratio = self._work_ratio(steps, pace, gpu) if ratio > 1 else None
-        if work_ratio is None or not 1 / config.same_work_factor <= work_ratio <= config.same_work_factor:
+        most = min(config.same_work_factor, math.sqrt(ratio))
+        if work_ratio is None or not 1 / config.same_work_factor <= work_ratio <= most:
             # Steps of another kind: an evaluation, longer sequences, a multiple of the step. Where they stay, they are
             # the job's new ones.
             steps.fits.append(False)

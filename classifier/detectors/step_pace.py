@@ -1,11 +1,11 @@
 """How long a training step takes on each GPU: the period of its power, its NVLink traffic or its activity.
 
-The step is looked for where it shows best. Power of the moment, read ten times a second, shows steps of 0.3 to 20 s;
-where it is measured nothing else is asked, since a step of 0.4 s may show in a reading a second as a period that is
-not there. Else NVLink traffic, SM activity and power, once a second, show steps of 3 to 60 s. A period counts where it
-is at least 3 sample periods long, where the signal moves, and where it comes back after two periods as well: an alias
-of a faster step that varies by 1 to 3 % does not. What is slower or faster is not seen, and so are logs that are
-slower than 5 s.
+The step is looked for where it shows best. Power of the moment, read ten times a second, shows steps of 0.3 to 20 s,
+and of up to 40 s where they took more than 10 s before, since twice as much of it is looked at then; where it is
+measured nothing else is asked, since a step of 0.4 s may show in a reading a second as a period that is not there. Else
+NVLink traffic, SM activity and power, once a second, show steps of 3 to 60 s. A period counts where it is at least 3
+sample periods long, where the signal moves, and where it comes back after two periods as well: an alias of a faster
+step that varies by 1 to 3 % does not. What is slower or faster is not seen, and so are logs that are slower than 5 s.
 
 Steps with accumulation have a period within the period: a period that was found is kept while it is still one, so that
 the pace does not jump between the two. `StepPaces.update` may be called as often as one likes: it looks every twenty
@@ -149,7 +149,10 @@ class StepPaces:
         use = gpu.series("utilization_ratio", now_s, 10.0)
         if use.size and not use.values.any():
             return
-        fast = self._signal(gpu, FAST, now_s, config.fast_window_seconds, 0.1)
+        last = self._paces.get(gpu.key)
+        is_long = last is not None and last.channel == FAST and last.period_s > config.fast_window_seconds / 6
+        # A third of the window is the longest step that shows: long steps that become longer must not vanish.
+        fast = self._signal(gpu, FAST, now_s, config.fast_window_seconds * (1 + is_long), 0.1)
         if fast is not None:
             yield fast
             return

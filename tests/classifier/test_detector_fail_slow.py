@@ -106,6 +106,17 @@ def test_steps_with_other_work_in_them_are_other_steps(work: float) -> None:
     assert first(said) is None
 
 
+def test_steps_that_grow_with_their_work_are_larger_ones() -> None:
+    # As much is done in a second as before.
+    assert first(timeline(lambda t: Pacing(0.8 * 1.12, work=1.12) if t > 500 else Pacing(0.8), 900)) is None
+
+
+def test_long_steps_that_become_longer_do_not_vanish() -> None:
+    found = first(timeline(lambda t: Pacing(21.0 if t > 700 else 12.0), 1100))
+    assert found is not None
+    assert found <= 1000
+
+
 def test_accumulation_that_doubles_the_step_is_no_slow_step() -> None:
     assert first(timeline(lambda t: Pacing(0.8) if t <= 500 else Pacing(1.6, work=2.0), 1000)) is None
 
