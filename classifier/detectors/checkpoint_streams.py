@@ -31,14 +31,15 @@ _FOLLOW_S: Final = 120.0
 _EQUAL: Final = (0.9, 1.1)
 #: Share of the median size up to which a burst without a sign may be the one that is due.
 _MOST_SHARE: Final = 2.0
-#: Preference between sources of equal confidence: what is nearest to the job goes first.
+#: Preference between sources of equal confidence: what is nearest to the job goes first, and what only leaves the GPUs
+#: last, since that says nothing of how much is written and for how long.
 _PREFERENCE: Final = {
     "process": 0.2,
     "filesystem": 0.15,
     "gpu_direct_storage": 0.15,
     "disk": 0.1,
     "network": 0.05,
-    "device_to_host": 0.0,
+    "device_to_host": -0.3,
 }
 
 #: Ends the name of a row of a host's source in which bursts without a sign count.

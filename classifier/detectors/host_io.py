@@ -158,6 +158,17 @@ def _is_seen(config: HostIoConfig, host: HostHistory, now_s: float, *, others_wo
     return not hidden or not host.has_ports(now_s) or (not others_work and is_fresh(_FABRIC[0]))
 
 
+def counts_all_writes(host: HostHistory, now_s: float, stale_s: float) -> bool:
+    """Return whether the bytes of a checkpoint would show in one of `checkpoint_bursts.HOST_SOURCES`, wherever it went.
+
+    Ports are no such source: on them nobody tells a checkpoint from a collective.
+    """
+    if any(host.latest(channel, now_s, stale_s) is None for channel in _REQUIRED):
+        return False
+    hidden = host.unreadable_filesystems(now_s, stale_s) - _BY_TCP
+    return not hidden & _PAST_ALL and not (hidden and host.has_ports(now_s))
+
+
 def _active_times(
     config: HostIoConfig, source: GpuHistory | HostHistory, channel: str, since_s: float, now_s: float
 ) -> list[float]:

@@ -6,7 +6,7 @@ write and in what leaves its GPUs over PCIe; takes those with a sign of the job 
 
 - late (warning): a quarter of the period after it was due, later where intervals vary;
 - missed (critical): a whole period after that; a warning only, while the period is not sure, or was learned and neither
-  labels nor steps say that the job trains (`checkpoint_work`);
+  labels nor steps say that the job trains (`checkpoint_work`), or nothing but what leaves the GPUs shows its saves;
 - truncated (warning): less than half of the usual bytes, where sizes are alike;
 - long (warning): a burst goes on for three times the usual length.
 
@@ -22,7 +22,9 @@ whose bursts are one; a job whose writes are drowned in the traffic of others; a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,6 +42,7 @@ from classifier.detectors.checkpoint_jobs import JobActivity, JobGpus, jobs_of, 
 from classifier.detectors.checkpoint_state import SavedJob, saved_jobs
 from classifier.detectors.checkpoint_streams import ALL, INSIDE, NONE, STRONG, WEAK, Stream
 from classifier.detectors.checkpoint_work import JobWork, is_not_training
+from classifier.detectors.host_io import counts_all_writes
 from classifier.detectors.restored import process_starts, processes_state
 from classifier.detectors.step_pace import StepPaces
 from classifier.results import Assessment, CheckpointStatus, Decision
@@ -49,6 +52,11 @@ _SIGN_BEFORE_S: Final = 15.0
 _SIGN_AFTER_S: Final = 15.0
 #: ... and on disks to this long before: a page cache keeps what it is given for up to 30 s (dirty_expire).
 _DISK_BEFORE_S: Final = 40.0
+#: What leaves the GPUs is a checkpoint where something of the host is written from this long before to this long after.
+_WITNESS_AFTER_S: Final = 60.0
+_DEVICE: Final = "device_to_host"
+#: Bursts of each source whose starts are kept, to tell what came together.
+_STARTS: Final = 8
 #: How much better another source has to be for it to be used instead.
 _SWITCH_SCORE: Final = 0.2
 #: Bursts that another source has to have before it speaks for a checkpoint.
@@ -105,6 +113,8 @@ class _Job:
     open_clocks: dict[str, float] = field(default_factory=dict)
     gaps: int = 0
     source_gaps: dict[str, int] = field(default_factory=dict)
+    #: When the last bursts of its own sources began, checkpoints or not.
+    begun: dict[str, deque[float]] = field(default_factory=dict)
     chosen: str | None = None
     chosen_s: float = float("-inf")  # when that was decided
     total: int = 0
@@ -127,6 +137,7 @@ class MissedCheckpointDetector:
         self._paces = paces
         self._baselines = baselines
         self._host = {source: BurstTracker(config.bursts, source) for source in HOST_SOURCES}
+        self._begun: dict[str, deque[float]] = {}  # when the last bursts of the host's sources began
         self._jobs: dict[str, _Job] = {}
         self._saved: dict[str, SavedJob] = {}
         self._now: Instant | None = None
@@ -145,7 +156,7 @@ class MissedCheckpointDetector:
         for key, gpus in present.items():
             self._meet(key, gpus, now)
         closed = self._read(present, history, decisions, now.monotonic_s)
-        self._attribute(closed, now)
+        self._attribute(closed, now, counts_all_writes(history.host, now.monotonic_s, self._config.bursts.gap_seconds))
         assessments = [assessment for key in self._jobs.keys() - present.keys() if (assessment := self._leave(key))]
         for key, gpus in present.items():
             job = self._jobs[key]
@@ -301,12 +312,15 @@ class MissedCheckpointDetector:
                 if stream.source == tracker.source:
                     stream.lose_phase(job.activity.clock_s)
 
-    def _attribute(self, closed: Sequence[tuple[Burst, _Job | None]], now: Instant) -> None:
-        """Offer each burst to the jobs whose it may be."""
+    def _attribute(self, closed: Sequence[tuple[Burst, _Job | None]], now: Instant, sees_all: bool) -> None:
+        """Offer each burst to the jobs whose it may be; with `sees_all` all writing shows in the host's sources."""
+        for burst, owner in closed:
+            begun = self._begun if owner is None else owner.begun
+            begun.setdefault(burst.source, deque(maxlen=_STARTS)).append(burst.start_s)
         # A job's own first: they are the signs of the others.
         for burst, owner in sorted(closed, key=lambda pair: pair[1] is None):
             jobs = list(self._jobs.values()) if owner is None else [owner]
-            signs = {job.job_key: STRONG if owner is job else self._sign(job, burst) for job in jobs}
+            signs = {job.job_key: self._sign(job, burst, is_own=owner is job, sees_all=sees_all) for job in jobs}
             is_claimed = STRONG in signs.values()
             for job in jobs:
                 clock_s = job.open_clocks.pop(burst.source, None)
@@ -333,15 +347,24 @@ class MissedCheckpointDetector:
         job.last_wall_s = wall_s_of(stream.last.end_s, now)
         job.last_bytes = stream.last.written_bytes
 
-    def _sign(self, job: _Job, burst: Burst) -> str:
-        """Return the sign that a burst of the host bears of this job."""
+    def _sign(self, job: _Job, burst: Burst, *, is_own: bool, sees_all: bool) -> str:
+        """Return the sign that a burst bears of this job.
+
+        What its processes write is its own. What leaves its GPUs is a checkpoint where it is written as well, or where
+        that could not be seen: else it is offloaded, or handed to a server (reinforcement tuning).
+        """
+        if is_own and burst.source != _DEVICE:
+            return STRONG
+        if is_own:
+            witnesses = (*self._host.values(), job.trackers["process"])
+            begun = [*self._begun.values(), job.begun.get("process", ())]
+            after_s = burst.end_s + _WITNESS_AFTER_S
+            is_written = _any_within(burst.start_s - _SIGN_BEFORE_S, after_s, witnesses, begun)
+            return STRONG if is_written or not sees_all else NONE
         before_s = burst.start_s - (_DISK_BEFORE_S if burst.source == "disk" else _SIGN_BEFORE_S)
         after_s = burst.start_s + _SIGN_AFTER_S
-        for tracker in job.trackers.values():
-            last = job.streams[tracker.source].last
-            starts = (tracker.open_since_s, None if last is None else last.start_s)
-            if any(start_s is not None and before_s <= start_s <= after_s for start_s in starts):
-                return STRONG
+        if _any_within(before_s, after_s, job.trackers.values(), job.begun.values()):
+            return STRONG
         return WEAK if job.activity.dipped(before_s, after_s) else NONE
 
     def _choose(self, job: _Job) -> None:
@@ -388,6 +411,7 @@ class MissedCheckpointDetector:
         elif clock_s > deadline_s and not self._is_written(job, stream):
             is_missed = clock_s > deadline_s + period_s
             is_sure = cadence.confidence >= self._config.critical_confidence and job.work.is_training(gpus)
+            is_sure = is_sure and stream.source != _DEVICE  # nobody saw it written before, either
             variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
         if not severity and stream.truncated is not None:
             variant, severity = "truncated", 2
@@ -451,3 +475,11 @@ class MissedCheckpointDetector:
             last_size_bytes=job.last_bytes,
             total=job.total,
         )
+
+
+def _any_within(
+    from_s: float, until_s: float, trackers: Iterable[BurstTracker], begun: Iterable[Iterable[float]]
+) -> bool:
+    """Return whether a burst began between the two, one that goes on or one that is over."""
+    starts = [start_s for tracker in trackers if (start_s := tracker.open_since_s) is not None]
+    return any(from_s <= start_s <= until_s for start_s in (*starts, *itertools.chain.from_iterable(begun)))

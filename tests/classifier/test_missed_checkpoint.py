@@ -319,6 +319,37 @@ def test_offload_every_few_seconds_is_no_checkpoint() -> None:
     assert played(world) == []
 
 
+def rollouts(world: World, **options) -> Job:
+    """A job that hands 6 GB from its GPUs to a server every 300 s, and writes none of it."""
+    job = world.job(**options)
+    for start_s in np.arange(400.0, 5000.0, 300.0):
+        cover(job.transmit, float(start_s), float(start_s) + 20.0, 1.5e8)
+    return job
+
+
+def test_what_leaves_the_gpus_and_is_written_nowhere_is_no_checkpoint() -> None:
+    world = World(hours=2, seed=3)
+    rollouts(world)
+    assert played(world) == []
+    assert world.detector.checkpoints == ()
+
+
+def test_where_writing_cannot_be_seen_what_leaves_the_gpus_warns_and_never_pages() -> None:
+    world = World(hours=2, seed=3, channels=())
+    rollouts(world)
+    found = played(world)
+    assert first(found, 2) == pytest.approx(4900 + 300 + 120, abs=20)
+    assert first(found, 3) is None
+    assert variants(found) == {"late", "missed"}
+
+
+def test_a_declared_interval_does_not_begin_with_what_was_written_nowhere() -> None:
+    world = World(hours=2, seed=3)
+    job = world.job(declared_s=900.0)
+    cover(job.transmit, 100.0, 130.0, 2e8)
+    assert played(world) == []
+
+
 def test_inference_is_left_out() -> None:
     world, _, _ = world_of(Saves())
     for gpu in (0, 1):
