@@ -96,6 +96,9 @@ def recommender_hot(draw: Draw) -> tuple[Node, Truth]:
     truth = Truth()
     if draw.profile.health:
         truth.expect("throttled", at, node.seconds, 200.0, gpus=(gpu,), also=("straggler", "fail_slow"))
+    else:
+        # Reasons in nvidia-smi's columns show it as well, if not for certain: what is said of this GPU is right.
+        truth.accept("throttled", at, severity=2)
     truth.accept("straggler", at, severity=2)
     truth.accept("fail_slow", at, severity=2)
     return node, truth
