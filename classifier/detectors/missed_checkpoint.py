@@ -22,9 +22,7 @@ whose bursts are one; a job whose writes are drowned in the traffic of others; a
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -40,27 +38,14 @@ from classifier.detectors.checkpoint_cadence import CadenceConfig
 from classifier.detectors.checkpoint_finding import finding_of
 from classifier.detectors.checkpoint_jobs import JobActivity, JobGpus, jobs_of, process_ids_of
 from classifier.detectors.checkpoint_state import SavedJob, saved_jobs
-from classifier.detectors.checkpoint_streams import ALL, INSIDE, NONE, STRONG, WEAK, Stream
+from classifier.detectors.checkpoint_streams import ALL, INSIDE, NONE, STRONG, Stream
+from classifier.detectors.checkpoint_watch import DEVICE, HostBursts, WatchedJob, note_begun
 from classifier.detectors.checkpoint_work import JobWork, is_not_training
 from classifier.detectors.host_io import counts_all_writes
 from classifier.detectors.restored import process_starts, processes_state
 from classifier.detectors.step_pace import StepPaces
 from classifier.results import Assessment, CheckpointStatus, Decision
 
-#: A sign belongs to a burst from this long before its start to this long after it ...
-_SIGN_BEFORE_S: Final = 15.0
-_SIGN_AFTER_S: Final = 15.0
-#: ... and on disks to this long before: a page cache keeps what it is given for up to 30 s (dirty_expire).
-_DISK_BEFORE_S: Final = 40.0
-#: What leaves the GPUs is a checkpoint where something of the host is written from this long before to this long after.
-_WITNESS_AFTER_S: Final = 60.0
-_DEVICE: Final = "device_to_host"
-#: Bursts of each source whose starts are kept, to tell what came together.
-_STARTS: Final = 8
-#: How much better another source has to be for it to be used instead.
-_SWITCH_SCORE: Final = 0.2
-#: Bursts that another source has to have before it speaks for a checkpoint.
-_WITNESS_BURSTS: Final = 3
 #: A checkpoint that takes long has the bytes of the others, about.
 _LONG_BYTES_SHARE: Final = 1.25
 #: How often sources are compared, beside each burst that ends.
@@ -95,35 +80,6 @@ class MissedCheckpointConfig:
         require(is_share, "critical_confidence", self.critical_confidence, "a share between 0 and 1")
 
 
-@dataclass(slots=True)
-class _Job:
-    """What is known of one job."""
-
-    job_key: str
-    activity: JobActivity
-    work: JobWork
-    trackers: dict[str, BurstTracker]
-    streams: dict[str, Stream]
-    seen_s: float
-    is_named: bool = False
-    process_ids: frozenset[int] | None = None
-    processes_by_gpu: dict[GpuKey, frozenset[int]] = field(default_factory=dict)
-    starts: dict[int, float] = field(default_factory=dict)
-    #: The clock when the burst that goes on began, by source.
-    open_clocks: dict[str, float] = field(default_factory=dict)
-    gaps: int = 0
-    source_gaps: dict[str, int] = field(default_factory=dict)
-    #: When the last bursts of its own sources began, checkpoints or not.
-    begun: dict[str, deque[float]] = field(default_factory=dict)
-    chosen: str | None = None
-    chosen_s: float = float("-inf")  # when that was decided
-    total: int = 0
-    last_wall_s: float | None = None
-    last_bytes: float | None = None
-    severity: int = 0
-    is_long: bool = False
-
-
 class MissedCheckpointDetector:
     """Finds jobs whose checkpoints are late, missing, too small or too long."""
 
@@ -136,16 +92,15 @@ class MissedCheckpointDetector:
         self._config = config
         self._paces = paces
         self._baselines = baselines
-        self._host = {source: BurstTracker(config.bursts, source) for source in HOST_SOURCES}
-        self._begun: dict[str, deque[float]] = {}  # when the last bursts of the host's sources began
-        self._jobs: dict[str, _Job] = {}
+        self._host = HostBursts({source: BurstTracker(config.bursts, source) for source in HOST_SOURCES})
+        self._jobs: dict[str, WatchedJob] = {}
         self._saved: dict[str, SavedJob] = {}
         self._now: Instant | None = None
 
     @property
     def checkpoints(self) -> tuple[CheckpointStatus, ...]:
         """What is known of the checkpoints of each job with a cadence, as of the last call of `assess`."""
-        return tuple(self._status(job) for job in self._jobs.values() if job.chosen is not None)
+        return tuple(job.status(self._now) for job in self._jobs.values() if job.chosen is not None)
 
     def assess(self, now: Instant, history: History, decisions: Mapping[GpuKey, Decision]) -> Sequence[Assessment]:
         """Return one assessment for each job whose cadence is known, and whose source is read."""
@@ -162,7 +117,7 @@ class MissedCheckpointDetector:
             job = self._jobs[key]
             if closed or now.monotonic_s - job.chosen_s >= _CHOOSE_S:
                 job.chosen_s = now.monotonic_s
-                self._choose(job)
+                job.choose(now)
             if is_not_training(gpus, decisions, self._config.label_probability):
                 job.severity = 0
                 continue
@@ -225,7 +180,7 @@ class MissedCheckpointDetector:
 
     @staticmethod
     def _is_other_work(
-        job: _Job, present: frozenset[int] | None, by_gpu: Mapping[GpuKey, frozenset[int]], *, is_named: bool
+        job: WatchedJob, present: frozenset[int] | None, by_gpu: Mapping[GpuKey, frozenset[int]], *, is_named: bool
     ) -> bool:
         if not is_same_work(job.process_ids, present or None):
             return True
@@ -234,8 +189,8 @@ class MissedCheckpointDetector:
         # Of a user, or nobody: one of several runs may have ended and another begun.
         return any(ids.isdisjoint(job.processes_by_gpu.get(gpu, ids)) for gpu, ids in by_gpu.items())
 
-    def _new(self, key: str, now: Instant) -> _Job:
-        return _Job(
+    def _new(self, key: str, now: Instant) -> WatchedJob:
+        return WatchedJob(
             job_key=key,
             activity=JobActivity(),
             work=JobWork(),
@@ -244,11 +199,11 @@ class MissedCheckpointDetector:
                 **{source: Stream.of(source, self._config.cadence) for source in (*JOB_SOURCES, *HOST_SOURCES)},
                 **{source + ALL: Stream.of(source, self._config.cadence, takes_all=True) for source in HOST_SOURCES},
             },
-            source_gaps={source: self._host[source].gaps for source in HOST_SOURCES},
+            source_gaps={source: self._host.trackers[source].gaps for source in HOST_SOURCES},
             seen_s=now.monotonic_s,
         )
 
-    def _take_saved(self, job: _Job, now: Instant) -> None:
+    def _take_saved(self, job: WatchedJob, now: Instant) -> None:
         saved = self._saved.get(job.job_key)
         if now.monotonic_s > next(iter(self._saved.values())).until_s:
             self._saved.clear()
@@ -275,10 +230,10 @@ class MissedCheckpointDetector:
         history: History,
         decisions: Mapping[GpuKey, Decision],
         now_s: float,
-    ) -> list[tuple[Burst, _Job | None]]:
+    ) -> list[tuple[Burst, WatchedJob | None]]:
         """Advance clocks and trackers; return the bursts that are over, with the job whose own source it was."""
-        closed: list[tuple[Burst, _Job | None]] = []
-        for source, tracker in self._host.items():
+        closed: list[tuple[Burst, WatchedJob | None]] = []
+        for source, tracker in self._host.trackers.items():
             burst = tracker.read((history.host,), HOST_SOURCES[source], now_s)
             if burst is not None:
                 closed.append((burst, None))
@@ -288,7 +243,7 @@ class MissedCheckpointDetector:
                 burst = tracker.read(gpus.gpus, JOB_SOURCES[source], now_s)
                 if burst is not None:
                     closed.append((burst, job))
-            trackers = (*self._host.values(), *job.trackers.values())
+            trackers = (*self._host.trackers.values(), *job.trackers.values())
             is_writing = any(tracker.is_rising for tracker in trackers)
             job.activity.advance(gpus.gpus, self._baselines, now_s, is_writing=is_writing)
             is_still = job.activity.is_still
@@ -299,7 +254,7 @@ class MissedCheckpointDetector:
         return closed
 
     @staticmethod
-    def _note_open(job: _Job, tracker: BurstTracker, *, is_over: bool) -> None:
+    def _note_open(job: WatchedJob, tracker: BurstTracker, *, is_over: bool) -> None:
         """Note the clock when a burst begins, and whatever makes a burst go unseen."""
         if tracker.is_rising:
             job.open_clocks.setdefault(tracker.source, job.activity.before_s)
@@ -312,15 +267,14 @@ class MissedCheckpointDetector:
                 if stream.source == tracker.source:
                     stream.lose_phase(job.activity.clock_s)
 
-    def _attribute(self, closed: Sequence[tuple[Burst, _Job | None]], now: Instant, sees_all: bool) -> None:
+    def _attribute(self, closed: Sequence[tuple[Burst, WatchedJob | None]], now: Instant, sees_all: bool) -> None:
         """Offer each burst to the jobs whose it may be; with `sees_all` all writing shows in the host's sources."""
         for burst, owner in closed:
-            begun = self._begun if owner is None else owner.begun
-            begun.setdefault(burst.source, deque(maxlen=_STARTS)).append(burst.start_s)
+            note_begun((self._host if owner is None else owner).begun, burst)
         # A job's own first: they are the signs of the others.
         for burst, owner in sorted(closed, key=lambda pair: pair[1] is None):
             jobs = list(self._jobs.values()) if owner is None else [owner]
-            signs = {job.job_key: self._sign(job, burst, is_own=owner is job, sees_all=sees_all) for job in jobs}
+            signs = {job.job_key: job.sign(burst, self._host, is_own=owner is job, sees_all=sees_all) for job in jobs}
             is_claimed = STRONG in signs.values()
             for job in jobs:
                 clock_s = job.open_clocks.pop(burst.source, None)
@@ -337,61 +291,9 @@ class MissedCheckpointDetector:
                     if job.work.is_in_bursts and job.streams[name].cadence.period_s is None:
                         continue
                     if job.streams[name].offer(burst, clock_s, sign) and job.chosen == name:
-                        self._count(job, job.streams[name], now)
+                        job.count(job.streams[name], now)
 
-    @staticmethod
-    def _count(job: _Job, stream: Stream, now: Instant) -> None:
-        if stream.last is None:
-            return
-        job.total += 1
-        job.last_wall_s = wall_s_of(stream.last.end_s, now)
-        job.last_bytes = stream.last.written_bytes
-
-    def _sign(self, job: _Job, burst: Burst, *, is_own: bool, sees_all: bool) -> str:
-        """Return the sign that a burst bears of this job.
-
-        What its processes write is its own. What leaves its GPUs is a checkpoint where it is written as well, or where
-        that could not be seen: else it is offloaded, or handed to a server (reinforcement tuning).
-        """
-        if is_own and burst.source != _DEVICE:
-            return STRONG
-        if is_own:
-            witnesses = (*self._host.values(), job.trackers["process"])
-            begun = [*self._begun.values(), job.begun.get("process", ())]
-            after_s = burst.end_s + _WITNESS_AFTER_S
-            is_written = _any_within(burst.start_s - _SIGN_BEFORE_S, after_s, witnesses, begun)
-            return STRONG if is_written or not sees_all else NONE
-        before_s = burst.start_s - (_DISK_BEFORE_S if burst.source == "disk" else _SIGN_BEFORE_S)
-        after_s = burst.start_s + _SIGN_AFTER_S
-        if _any_within(before_s, after_s, job.trackers.values(), job.begun.values()):
-            return STRONG
-        return WEAK if job.activity.dipped(before_s, after_s) else NONE
-
-    def _choose(self, job: _Job) -> None:
-        """Use the source whose cadence is surest; stay with the one in use while that is about as good."""
-        if all(stream.cadence.period_s is None for stream in job.streams.values()):
-            job.chosen = None
-            return
-        known = {
-            source: stream.score
-            for source, stream in job.streams.items()
-            if stream.cadence.is_armed and stream.is_trusted(self._chance(job, stream.source))
-        }
-        best = max(known, key=lambda source: known[source], default=None)
-        if job.chosen in known and best is not None and known[best] <= known[job.chosen] + _SWITCH_SCORE:
-            return
-        job.chosen = best
-        if best is not None and self._now is not None and job.streams[best].count > job.total:
-            job.total = job.streams[best].count - 1
-            self._count(job, job.streams[best], self._now)
-
-    def _chance(self, job: _Job, source: str) -> float:
-        if source in JOB_SOURCES or self._now is None:
-            return 0.0
-        before_s = _DISK_BEFORE_S if source == "disk" else _SIGN_BEFORE_S
-        return job.activity.dip_chance(_SIGN_AFTER_S, before_s, self._now.monotonic_s)
-
-    def _judge(self, job: _Job, gpus: JobGpus, now: Instant) -> Assessment | None:
+    def _judge(self, job: WatchedJob, gpus: JobGpus, now: Instant) -> Assessment | None:
         if job.chosen is None:
             return None
         stream = job.streams[job.chosen]
@@ -408,14 +310,14 @@ class MissedCheckpointDetector:
             deadline_s = cadence.deadline_s or deadline_s
         if self._is_long(job, stream, tracker):
             variant, severity = "long", 2
-        elif clock_s > deadline_s and not self._is_written(job, stream):
+        elif clock_s > deadline_s and not job.is_written(stream, now):
             is_missed = clock_s > deadline_s + period_s
             is_sure = cadence.confidence >= self._config.critical_confidence and job.work.is_training(gpus)
-            is_sure = is_sure and stream.source != _DEVICE  # nobody saw it written before, either
+            is_sure = is_sure and stream.source != DEVICE  # nobody saw it written before, either
             variant, severity = ("missed", 3 if is_sure else 2) if is_missed else ("late", 2)
         if not severity and stream.truncated is not None:
             variant, severity = "truncated", 2
-        if severity and variant in {"late", "missed"} and self._is_in_progress(job, stream):
+        if severity and variant in {"late", "missed"} and job.is_in_progress(stream, tracker):
             # What is being written now may be it: nothing new is said until that is over.
             severity = min(severity, job.severity)
         if not severity:
@@ -432,15 +334,12 @@ class MissedCheckpointDetector:
             last_wall_s=job.last_wall_s,
         )
 
-    def _tracker(self, job: _Job, source: str) -> BurstTracker:
-        return job.trackers[source] if source in job.trackers else self._host[source]
+    def _tracker(self, job: WatchedJob, source: str) -> BurstTracker:
+        return job.trackers[source] if source in job.trackers else self._host.trackers[source]
 
-    def _is_in_progress(self, job: _Job, stream: Stream) -> bool:
-        return stream.source in job.open_clocks and self._tracker(job, stream.source).open_since_s is not None
-
-    def _is_long(self, job: _Job, stream: Stream, tracker: BurstTracker) -> bool:
+    def _is_long(self, job: WatchedJob, stream: Stream, tracker: BurstTracker) -> bool:
         usual_s, since_s = stream.usual_seconds, tracker.open_since_s
-        if usual_s is None or since_s is None or not self._is_in_progress(job, stream):
+        if usual_s is None or since_s is None or not job.is_in_progress(stream, tracker):
             return False
         usual_bytes, clock_s = stream.usual_bytes or 0.0, job.open_clocks[stream.source]
         if tracker.open_bytes > _LONG_BYTES_SHARE * usual_bytes or not stream.cadence.is_due(clock_s):
@@ -448,38 +347,3 @@ class MissedCheckpointDetector:
         # The last reading that belongs to it counts, not the time in which it may have ended.
         length_s = tracker.open_end_s - since_s
         return length_s > self._config.long_factor * usual_s and length_s > usual_s + self._config.long_seconds
-
-    def _is_written(self, job: _Job, stream: Stream) -> bool:
-        """Return whether another source of the job shows the checkpoint that is due."""
-        expected_s = stream.cadence.expected_s
-        return expected_s is not None and any(
-            other.last_clock_s is not None
-            and other.last_clock_s >= expected_s - stream.cadence.tolerance_s
-            and other.count >= _WITNESS_BURSTS
-            and other.is_trusted(self._chance(job, other.source))
-            for other in job.streams.values()
-            if other is not stream
-        )
-
-    def _status(self, job: _Job) -> CheckpointStatus:
-        stream = job.streams[job.chosen or ""]
-        deadline_s = stream.cadence.deadline_s
-        wall_s = None if self._now is None or deadline_s is None else self._now.wall_s
-        return CheckpointStatus(
-            job_key=job.job_key,
-            last_wall_s=job.last_wall_s,
-            deadline_wall_s=(
-                None if wall_s is None or deadline_s is None else wall_s + deadline_s - job.activity.clock_s
-            ),
-            interval_s=stream.cadence.period_s,
-            last_size_bytes=job.last_bytes,
-            total=job.total,
-        )
-
-
-def _any_within(
-    from_s: float, until_s: float, trackers: Iterable[BurstTracker], begun: Iterable[Iterable[float]]
-) -> bool:
-    """Return whether a burst began between the two, one that goes on or one that is over."""
-    starts = [start_s for tracker in trackers if (start_s := tracker.open_since_s) is not None]
-    return any(from_s <= start_s <= until_s for start_s in (*starts, *itertools.chain.from_iterable(begun)))
