@@ -115,8 +115,11 @@ def test_each_incident_of_a_cluster_is_told_once_and_names_the_culprit(cluster):
         node.wait([0, 1])
     for node in (n1, n2):
         node.wait([2, 3])
-    n5.agent.process.kill()
     n3.emulator.fail(GPU_IS_LOST, gpu=6)
+    # A node whose network fails is waited for before it is seen to be down.
+    waits = f'instance_gpu:warpwatch_gpu_waiting:owned{{job_key="{LOSES}"}} == 1'
+    wait_for("first word of the wait", lambda: cluster.prometheus.query(waits), 30)
+    n5.agent.process.kill()
 
     wait_for("incidents", lambda: {_name(one) for one in told(cluster.receiver.payloads)} >= set(INCIDENTS), 60)
     wait_for("alerts beside", lambda: cluster.firing().keys() >= BESIDE, 60)
