@@ -69,11 +69,17 @@ OF_TARGETS = {"WarpwatchNoAgents", "WarpwatchNoSeries", "WarpwatchSamplesStale"}
     "rule", [rule for rule in ALERTS if rule["alert"] not in OF_TARGETS], ids=lambda rule: rule["alert"]
 )
 def test_an_alert_is_silent_in_maintenance(rule: dict) -> None:
-    """Those on findings of GPUs are so by the recording rule they read."""
-    (live,) = [
-        one["expr"] for one in rules() if one.get("record") == "instance_gpu:warpwatch_gpu_anomaly_severity:live"
-    ]
-    expr = rule["expr"].replace("instance_gpu:warpwatch_gpu_anomaly_severity:owned", live)
+    """Those on findings are so by the recording rule they read."""
+    recorded = {one["record"]: one["expr"] for one in rules() if "record" in one}
+    expr = rule["expr"]
+    for name in (
+        "instance_gpu:warpwatch_gpu_anomaly_severity:owned",
+        "instance_gpu:warpwatch_gpu_anomaly_severity:live",
+        "instance:warpwatch_node_anomaly_severity:live",
+        "job_key:warpwatch_job_anomaly_severity:freshest",
+        "instance_job_key:warpwatch_checkpoint_last_timestamp_seconds:live",
+    ):
+        expr = expr.replace(name, recorded[name])
     assert re.search(r"unless on\(job, instance(, uuid)?\)\s+\(.*warpwatch_(gpu|node)_maintenance.* == 1\)", expr)
 
 
