@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,20 @@ def test_an_alert_has_a_firing_and_a_silent_promtool_case(rule: dict) -> None:
                 silent |= set() if severities else {check["alertname"]}
     assert (rule["alert"], rule["labels"]["severity"]) in firing
     assert rule["alert"] in silent
+
+
+def test_every_anomaly_has_an_alert_but_the_one_that_is_information_only() -> None:
+    text = "".join(rule["expr"] for rule in rules())
+    named = set(re.findall(r'anomaly="(\w+)"', text))
+    assert set(ANOMALIES) - named == {"unknown_workload"}
+
+
+def test_the_page_of_alerts_is_that_of_the_rules_and_runbooks() -> None:
+    command = [sys.executable, ROOT / "packaging/alerts_doc.py"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert (ROOT / "docs/alerts.md").read_text() == done.stdout, "run python packaging/alerts_doc.py > docs/alerts.md"
 
 
 def test_rules_read_only_series_that_are_exported() -> None:
