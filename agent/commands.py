@@ -311,6 +311,8 @@ def evaluate(arguments: argparse.Namespace) -> int:
             advance(1)
 
         report = score(arguments.traces, replayed, model=version, warn=log.warning)
+    if not report.sources:
+        raise FaultError(f"none of the recordings that {arguments.traces / 'INDEX.csv'} names could be read")
     sys.stdout.write(json.dumps(report.as_dict(), indent=2) + "\n" if arguments.json else report.format())
     return 0
 
@@ -319,11 +321,12 @@ def model(arguments: argparse.Namespace) -> int:
     """Install a model bundle for this node, go back to the one before, or say which are there."""
     from agent.model_store import ModelStore
 
-    store = ModelStore(load_config(arguments.config).agent.state_directory)
+    config = load_config(arguments.config)
+    store = ModelStore(config.agent.state_directory)
     if (arguments.action == "install") != (arguments.bundle is not None):
         raise UsageError("model install takes a FOLDER with a bundle; rollback and list take none")
     if arguments.action == "list":
-        for held in store.held():
+        for held in store.held(config.model.bundle):
             print(held.line())
         return 0
     held = store.install(arguments.bundle) if arguments.action == "install" else store.rollback()

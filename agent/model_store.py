@@ -26,7 +26,7 @@ _CARD: Final = "card.md"
 class Held:
     """A bundle that the store may name: where it is, and its version and checksum, or why it does not load."""
 
-    place: str  # current, previous or shipped
+    place: str  # config, current, previous or shipped
     folder: Path
     version: str | None
     sha256: str | None
@@ -48,10 +48,11 @@ class ModelStore:
         """Return the folder of the installed bundle; None where none is."""
         return self._target(_CURRENT)
 
-    def held(self) -> list[Held]:
-        """Return what is there, the one in use first; the shipped bundle is always last."""
+    def held(self, configured: Path | None = None) -> list[Held]:
+        """Return what is there, the one in use first (`configured`, where given); the shipped one is always last."""
         found = [(name, self._target(name)) for name in (_CURRENT, _PREVIOUS)]
-        return [_look(name, folder) for name, folder in (*found, ("shipped", model.BUNDLED)) if folder is not None]
+        places = (("config", configured), *found, ("shipped", model.BUNDLED))
+        return [_look(name, folder) for name, folder in places if folder is not None]
 
     def install(self, bundle: Path) -> Held:
         """Copy `bundle` and make it the current one; raises UsageError, and changes nothing, where it does not fit."""

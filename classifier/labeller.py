@@ -13,7 +13,8 @@
    evidence for another. To be idle once more takes the quantile at 97.5 %, which is 1 of 60 samples: else a GPU that
    works for a second in every 25 would go in and out of idle, as the last minute holds three bursts or two.
 4. Kernels that only wait say nothing about what waits (`waiting_rule`): a hung training job and a server between two
-   requests look alike. The word of before holds while its processes do; where there is none it is `unknown` (waiting).
+   requests look alike. The word of before holds, with its probabilities, while its processes are seen to stay; else it
+   is `unknown` (waiting).
 5. The model answers for all others; far from what it was trained on it is not believed, and where it is unsure, or
    where only nvidia-smi's columns exist and it is not very sure, the label is `unknown` (out_of_domain, ambiguous).
 
@@ -252,11 +253,14 @@ class Labeller:
         state.barred = None
         smoother = state.smoother
         for one in (smoother, state.telemetry):
-            if one is not None:
-                one.hold(now.monotonic_s, WAITING)
+            if one is None:
+                continue
+            if gpu.processes is None and one.label not in (None, UNKNOWN):
+                one.release(now.monotonic_s)  # who waits now may be another job
+            one.hold(now.monotonic_s, WAITING)
         is_known = smoother.label != UNKNOWN
         alone = state.telemetry or smoother
-        text = "kernels only wait, nothing computes or moves (15 s)" + (": as before" if is_known else "")
+        text = "kernels only wait, nothing computes or moves" + (": as before" if is_known else "")
         return _decision(
             now, gpu, smoother.label or UNKNOWN, smoother.since_s, span_s,
             reason=smoother.reason,

@@ -113,9 +113,13 @@ class Smoother:
         return UNKNOWN
 
     def hold(self, now_s: float, reason: str) -> str:
-        """Take a moment that says nothing: a label holds as it is, and without one it is `unknown` for `reason`."""
+        """Take a moment that says nothing: a label holds as it is, and without one it is `unknown` for `reason`.
+
+        Such moments neither confirm another label nor start its confirmation anew.
+        """
+        if self._last_s is not None:
+            self._next_since_s += now_s - self._last_s
         self._last_s = now_s
-        self._next = None
         if self.label is None:
             return self._take(now_s, UNKNOWN, reason)
         if self.label == UNKNOWN:

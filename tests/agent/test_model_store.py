@@ -162,3 +162,10 @@ def test_the_commands_say_what_they_did(state, bundles, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("shipped ")
     assert main(["model", "install", *options]) == 2
     assert main(["model", "rollback", str(bundles[0]), *options]) == 2
+
+
+def test_the_list_begins_with_the_one_that_the_configuration_names(state, bundles, tmp_path, capsys):
+    file = tmp_path / "warpwatch.toml"
+    file.write_text(f'[agent]\nstate_directory = "{state}"\n[model]\nbundle = "{bundles[1]}"\n', encoding="utf-8")
+    assert main(["model", "list", "--config", str(file)]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["config", "shipped"]

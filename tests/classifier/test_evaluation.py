@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.cli import main
 from agent.composition import replayed_decisions
 from agent.config import Config
 from agent.errors import UsageError
@@ -195,3 +196,11 @@ def test_idle_recordings_of_public_sources_are_idle():
         said = [one.workload for t, decisions in steps if recording.keeps(t) for one in decisions]
         assert said.count("idle") / len(said) > 0.85
         assert set(said) <= {"idle", "unknown"}
+
+
+def test_recordings_of_which_none_can_be_read_are_a_fault(tmp_path, capsys):
+    (tmp_path / "INDEX.csv").write_text("file,label,source_repo\nnone.csv,training,a/b\n", encoding="utf-8")
+    assert main(["evaluate", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "none of the recordings that" in said.err
