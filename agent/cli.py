@@ -116,7 +116,9 @@ def _add_run(commands: _Commands[argparse.ArgumentParser]) -> None:
     _add_config(parser)
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to serve on (default: :9836, all addresses)")
     parser.add_argument("--once", action="store_true", help="sample once, print the metrics to standard output, end")
-    parser.add_argument("--print-config", action="store_true", help="print the configuration that holds, and end")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print all keys that hold and where they come from, end"
+    )
     parser.add_argument(
         "--demo",
         nargs="?",

@@ -7,13 +7,13 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.clock import SystemClock, stopwatch
-from agent.config import format_config, load_config
+from agent.config import load_config, print_config
+from agent.console import fractions_to, log_to_stderr, progress, set_log_level, stop_event
 from agent.driver_state import DriverState, read_driver_state
 from agent.errors import FaultError, UsageError
 from agent.pid_file import pid_file, running_agent, signal_agent
@@ -31,11 +31,12 @@ RELEASE_WAIT_S: Final = 30.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; with --once or --print-config print and end."""
-    config = load_config(arguments.config)
     if arguments.print_config:
-        sys.stdout.write(format_config(config))
+        options = {} if arguments.listen is None else {"export.listen": arguments.listen}
+        sys.stdout.write(print_config(arguments.config, options))
         return 0
-    _log_to_stderr(config.agent.log_level)
+    config = load_config(arguments.config)
+    log_to_stderr(config.agent.log_level)
     from agent.daemon import Daemon, bundled_demo, run_once
 
     demo = None if arguments.demo is None else bundled_demo() if arguments.demo == Path() else arguments.demo
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
         sys.stdout.buffer.write(run_once(config, SystemClock(), demo))
         return 0
-    stop = _stop_event()
+    stop = stop_event()
     faults: list[str] = []
 
     def fail(reason: str) -> None:
@@ -58,7 +59,22 @@ def run(arguments: argparse.Namespace) -> int:
     daemon.start()
     log.info("open %s in a browser; Prometheus scrapes %smetrics", daemon.url, daemon.url)
     supervisor = Supervisor()
-    supervisor.ready(f"serving {daemon.url}metrics")
+    serving = f"serving {daemon.url}metrics"
+
+    def reload() -> None:
+        supervisor.reloading()
+        try:
+            reloaded = load_config(arguments.config)
+            daemon.reload(reloaded)
+            set_log_level(reloaded.agent.log_level)
+        except (UsageError, FaultError) as error:
+            daemon.refuse_reload()
+            log.error("%s; the configuration of before goes on to hold", error)  # noqa: TRY400 - the sentence says it all
+        supervisor.ready(serving)
+
+    if sys.stdin is None or not sys.stdin.isatty():  # a terminal that is closed ends its agent
+        signal.signal(signal.SIGHUP, lambda *_: reload())
+    supervisor.ready(serving)
     with pid_file(config.agent.runtime_folder):
         while not stop.wait(supervisor.sign_period_s):
             if daemon.is_working():
@@ -100,7 +116,7 @@ def _await_release(pid: int, before: DriverState | None) -> DriverState:
     state = None
     pause = threading.Event()
     ends_s = stopwatch() + RELEASE_WAIT_S
-    with _progress(f"waiting for process {pid}", "s", RELEASE_WAIT_S) as advance:
+    with progress(f"waiting for process {pid}", "s", RELEASE_WAIT_S) as advance:
         while stopwatch() < ends_s:
             state = read_driver_state(pid)
             if state is not None and state.requests > requests:
@@ -129,7 +145,7 @@ def replay(arguments: argparse.Namespace) -> int:
     from agent.replay import replay as play
     from agent.serving import build_access, build_server
 
-    _log_to_stderr("warning")
+    log_to_stderr("warning")
     config = load_config(arguments.config)
     trace, pipeline = build_replay(config, arguments.trace, log.warning, bundle=arguments.model)
     server = snapshot = None
@@ -138,10 +154,10 @@ def replay(arguments: argparse.Namespace) -> int:
         server = build_server(config, lambda: snapshot, is_live=False, listen=arguments.listen, access=access)
         server.start()
         log.warning("serving the replay on %s", server.url)
-    stop = _stop_event()
+    stop = stop_event()
     out = ReplayJson(sys.stdout) if arguments.json else ReplayText(sys.stdout)
     pace = None if arguments.fast or arguments.json else _Pace(arguments.speed, stop)
-    with _progress(arguments.trace.name, "s of the trace") as advance:
+    with progress(arguments.trace.name, "s of the trace") as advance:
         done_s = 0.0
         for step in play(trace, pipeline, trace.header.interval_s):
             if stop.is_set() or (pace and not pace.wait_until(step.t)):
@@ -173,12 +189,12 @@ def record(arguments: argparse.Namespace) -> int:
     from agent.trace import TraceWriter
 
     config = load_config(arguments.config)
-    _log_to_stderr(config.agent.log_level)
+    log_to_stderr(config.agent.log_level)
     clock = SystemClock()
     samplers = build_samplers(config, clock)
-    stop = _stop_event()
+    stop = stop_event()
     header = recording_header(arguments.label, PERIODS_S[GpuSample], [sampler.name for sampler in samplers.all])
-    with TraceWriter(arguments.out, header) as writer, _progress("recording", "s", arguments.duration) as advance:
+    with TraceWriter(arguments.out, header) as writer, progress("recording", "s", arguments.duration) as advance:
         recorder = Recorder(writer, identify=arguments.identify)
         schedule = Schedule(samplers.all, clock, samplers.observed(recorder.deliver))
         samplers.start()
@@ -205,9 +221,9 @@ def convert(arguments: argparse.Namespace) -> int:
     """Turn a foreign log into a trace."""
     from agent.convert import convert as convert_file
 
-    _log_to_stderr("warning")
-    with _progress(arguments.input.name, "%", 100.0) as advance:
-        convert_file(arguments.input, arguments.out, log.warning, _fractions_to(advance))
+    log_to_stderr("warning")
+    with progress(arguments.input.name, "%", 100.0) as advance:
+        convert_file(arguments.input, arguments.out, log.warning, fractions_to(advance))
     return 0
 
 
@@ -235,13 +251,13 @@ def label(arguments: argparse.Namespace) -> int:
     from agent.label import label as mark
     from agent.label import parse_span
 
-    _log_to_stderr("warning")
+    log_to_stderr("warning")
     spans = [parse_span(text) for text in arguments.span]
     if not (spans or arguments.list or arguments.clear):
         raise UsageError("nothing to do: name a span with --span START:END=WORD, or print those marked with --list")
     if arguments.out and not (spans or arguments.clear):
         raise UsageError(f"{arguments.out} would be a plain copy; --out goes with --span or --clear")
-    with _progress(arguments.trace.name, "%", 100.0) as advance:
+    with progress(arguments.trace.name, "%", 100.0) as advance:
         marked = mark(
             arguments.trace,
             spans,
@@ -249,7 +265,7 @@ def label(arguments: argparse.Namespace) -> int:
             clear=arguments.clear,
             out=arguments.out,
             warn=log.warning,
-            progress=_fractions_to(advance),
+            progress=fractions_to(advance),
         )
     if arguments.list:
         print(marked.format((arguments.out or arguments.trace).name))
@@ -265,7 +281,7 @@ def train(arguments: argparse.Namespace) -> int:
     from classifier.training import train as train_model
     from classifier.training_data import DatasetConfig
 
-    _log_to_stderr("info")
+    log_to_stderr("info")
     if not arguments.out.absolute().parent.is_dir():
         raise UsageError(f"cannot create {arguments.out}: its folder does not exist")
     if not arguments.traces and (arguments.recalibrate or arguments.scenarios == 0):
@@ -295,7 +311,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     from agent.composition import choose_model, replayed_decisions
     from classifier.evaluation import evaluate as score
 
-    _log_to_stderr("warning")
+    log_to_stderr("warning")
     config = load_config(arguments.config)
     if arguments.report is not None:
         return _report(arguments, config)
@@ -304,7 +320,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.quick or arguments.seed is not None:
         raise UsageError("--quick and --seed go with --report DIR")
     version = choose_model(config, arguments.model).version
-    with _progress("recordings", "files") as advance:
+    with progress("recordings", "files") as advance:
 
         def replayed(path: Path) -> Iterator[tuple[float, tuple[Decision, ...]]]:
             yield from replayed_decisions(config, path, log.warning, bundle=arguments.model)
@@ -331,7 +347,7 @@ def model(arguments: argparse.Namespace) -> int:
         return 0
     held = store.install(arguments.bundle) if arguments.action == "install" else store.rollback()
     print(held.line())
-    print("restart the agent to use it: systemctl restart warpwatch", file=sys.stderr)
+    print("have the agent use it: systemctl reload warpwatch", file=sys.stderr)
     return 0
 
 
@@ -351,7 +367,7 @@ def _report(arguments: argparse.Namespace, config: Config) -> int:
         quick=arguments.quick,
         seed=arguments.seed,
         date=today,
-        progress=lambda total: _progress("measuring", "steps", total),
+        progress=lambda total: progress("measuring", "steps", total),
         warn=log.warning,
     )
     print("\n".join(map(str, written)))
@@ -378,50 +394,3 @@ class _Pace:
     def wait_until(self, t: float) -> bool:
         """Wait until second `t` of the trace is due; return False where the process was told to stop."""
         return not self._stop.wait(max(0.0, self._started + t / self._speed - stopwatch()))
-
-
-@contextmanager
-def _progress(name: str, unit: str, total: float | None = None) -> Iterator[Callable[[float], object]]:
-    """Show a progress bar on standard error while the block runs, where that is a terminal."""
-    from tqdm import tqdm
-
-    layout = (
-        "{desc}: {percentage:3.0f}%|{bar}| {elapsed}<{remaining}" if total else "{desc}: {n:.0f} {unit} [{elapsed}]"
-    )
-    with tqdm(
-        total=total, desc=name, unit=unit, bar_format=layout, leave=False, disable=not sys.stderr.isatty()
-    ) as bar:
-        yield bar.update
-
-
-def _fractions_to(advance: Callable[[float], object]) -> Callable[[float], None]:
-    """Return what takes the fraction done so far and moves a bar of 100 % by the difference."""
-    done = 0.0
-
-    def report(fraction: float) -> None:
-        nonlocal done
-        advance(100.0 * (fraction - done))
-        done = fraction
-
-    return report
-
-
-def _stop_event() -> threading.Event:
-    """Return an event that SIGTERM and SIGINT set; a second SIGINT interrupts as usual."""
-    stop = threading.Event()
-
-    def handle(number: int, _frame: object) -> None:
-        stop.set()
-        # A second Ctrl-C is impatience; a second SIGTERM is what some supervisors send in any case.
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_IGN)
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-    return stop
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(stream=sys.stderr, level=level.upper(), format="warpwatch: %(levelname)s: %(message)s")
-    # The libraries' own messages are for their authors; ours carry what an administrator needs.
-    for library in ("apscheduler", "waitress"):
-        logging.getLogger(library).setLevel(logging.ERROR)

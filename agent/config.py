@@ -5,11 +5,13 @@ A component's keys live in a dataclass beside the component; this module puts th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Literal
 
-from agent.config_loader import dump_toml, load_toml
+from agent.config_loader import dump_toml, load_toml, sources_of
 from agent.pod_resources.client import PodResourcesConfig
 from agent.samplers.nvml_config import NvmlConfig
 from agent.samplers.xid import XidConfig
@@ -145,11 +147,25 @@ def load_config(path: Path | None) -> Config:
 
     Raises UsageError as `agent.config_loader.load_toml` does.
     """
+    file = _file(path)
+    return Config() if file is None else load_toml(Config, file)
+
+
+def print_config(path: Path | None, options: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the configuration of `load_config` as TOML, with every key that holds and where its value comes from.
+
+    `options` are values of keys that the command line gives, by their full names. Raises as `load_config` does.
+    """
+    config, file = load_config(path), _file(path)
+    sources = {} if file is None else sources_of(file)
+    for name, value in options.items():
+        table, _, key = name.partition(".")
+        config = replace(config, **{table: replace(getattr(config, table), **{key: value})})
+        sources[name] = "command line"
+    return dump_toml(config, sources)
+
+
+def _file(path: Path | None) -> Path | None:
     if path is None:
-        return load_toml(Config, DEFAULT_PATH) if DEFAULT_PATH.exists() else Config()
-    return load_toml(Config, path)
-
-
-def format_config(config: Config) -> str:
-    """Return the configuration as TOML with every key that holds."""
-    return dump_toml(config)
+        return DEFAULT_PATH if DEFAULT_PATH.exists() else None
+    return path

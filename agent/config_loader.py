@@ -15,7 +15,7 @@ import stat
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,9 +53,45 @@ def load_toml(schema: type[T], path: Path) -> T:
     return _Loader(path, text).build(schema, values, "")
 
 
-def dump_toml(config: object) -> str:
-    """Return `config` as TOML text that `load_toml` reads back to an equal object; None values are left out."""
-    return "\n".join(_dump_table(config, "")).strip() + "\n"
+def dump_toml(config: object, sources: Mapping[str, str] | None = None) -> str:
+    """Return `config` as TOML text that `load_toml` reads back to an equal object.
+
+    None values are left out. With `sources`, each key has a comment that says where its value comes from: what stands
+    for its full name there, else `default`. A key without a value stands there as a comment.
+    """
+    return "\n".join(_dump_table(config, "", sources)).strip() + "\n"
+
+
+def sources_of(path: Path) -> dict[str, str]:
+    """Return `FILE:LINE` for the full name of each key that the file sets; the file is one that `load_toml` read."""
+    text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    found: dict[str, str] = {}
+    for table, key, number in _assignments(text):
+        found[f"{table}.{key}" if table else key] = f"{path}:{number}"
+    return {name: found.get(name, str(path)) for name in _names(tomllib.loads(text), "")}
+
+
+def _assignments(text: str) -> Iterator[tuple[str, str, int]]:
+    """Yield table, key and line of each assignment that begins a line."""
+    table = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        stripped = line.strip()
+        if stripped.startswith("[") and stripped.partition("#")[0].strip().endswith("]") and "=" not in stripped:
+            table = _plain(stripped.partition("#")[0].strip().strip("[]"))
+        elif "=" in stripped and not stripped.startswith("#"):
+            yield table, _plain(stripped.partition("=")[0]), number
+
+
+def _plain(dotted: str) -> str:
+    return ".".join(part.strip().strip("\"'") for part in dotted.split("."))
+
+
+def _names(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
 
 
 class _Loader:
@@ -154,15 +190,19 @@ def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind)
 
 
-def _dump_table(config: object, prefix: str) -> list[str]:
+def _dump_table(config: object, prefix: str, sources: Mapping[str, str] | None) -> list[str]:
     lines: list[str] = []
     tables: list[str] = []
     for field in dataclasses.fields(config):  # type: ignore[arg-type]
-        value = getattr(config, field.name)
+        value, name = getattr(config, field.name), prefix + field.name
         if dataclasses.is_dataclass(value):
-            tables += ["", f"[{prefix}{field.name}]", *_dump_table(value, f"{prefix}{field.name}.")]
-        elif value is not None:
-            lines.append(f"{field.name} = {_dump_value(value)}")
+            tables += ["", f"[{name}]", *_dump_table(value, f"{name}.", sources)]
+            continue
+        origin = "" if sources is None else f"  # {sources.get(name, 'default')}"
+        if value is not None:
+            lines.append(f"{field.name} = {_dump_value(value)}{origin}")
+        elif sources is not None:
+            lines.append(f"# {field.name} is not set{origin}")
     return lines + tables
 
 

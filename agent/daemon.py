@@ -21,6 +21,7 @@ from agent.maintenance import READ_PERIOD_S, Maintenance, MaintenanceWatch
 from agent.pipeline import JUDGEMENT_PERIOD_S, Pipeline
 from agent.pod_resources.client import PodResources
 from agent.records import GpuSlowSample, GpuXids, NvswitchSxids, Tick
+from agent.reload import changes, in_force, new_detectors, new_judges
 from agent.samplers import Sampler
 from agent.samplers.demo import DemoSampler
 from agent.samplers.nvml import NvmlSampler
@@ -138,6 +139,7 @@ class Daemon:
         self._snapshot: NodeSnapshot | None = None
         self._driver_state = DriverStateFile()
         self._release_requests = 0
+        self._reload_failed = False
         #: When each of the two that make the agent one last came to its end.
         self._done_s = dict.fromkeys(("snapshot", "judgement"), clock.now().monotonic_s)
         self._schedule = Schedule(self._samplers.all, clock, self._samplers.observed(self._deliver))
@@ -207,6 +209,32 @@ class Daemon:
             requests=requests,
         )
 
+    def reload(self, config: Config) -> tuple[str, ...]:
+        """Take a configuration that was read again, and return the keys of it that wait for the next start.
+
+        Raises UsageError where the bundle that it names does not fit; nothing has changed then.
+        """
+        before, after = self._config, in_force(self._config, config)
+        changed = changes(before, config)
+        model = self._pipeline.model
+        judges = new_judges(before, after, None if model is None else model.sha256)
+        with self._lock:
+            detectors = new_detectors(before, after, self._pipeline, self._clock.now())
+            self._pipeline.judge_by(detectors=detectors, labeller=judges.labeller, model=judges.model)
+            self._learned.keep_for(self._pipeline.learners)
+        self._config = after
+        self._reload_failed = False
+        log.info("the configuration was read again; changed: %s", ", ".join(changed.at_once) or "nothing")
+        if judges.model is not None and judges.model != model:
+            log.info("labels come from model %s now", judges.model.version)
+        if changed.at_start:
+            log.warning("these keys hold from the next start on: %s", ", ".join(changed.at_start))
+        return changed.at_start
+
+    def refuse_reload(self) -> None:
+        """Show that a configuration could not be used; the one before goes on to hold."""
+        self._reload_failed = True
+
     def resume_driver(self) -> None:
         """Take the driver up again."""
         if self._samplers.nvml is not None:
@@ -265,8 +293,8 @@ class Daemon:
             snapshot = self._pipeline.snapshot(
                 self._clock.now(), samplers=statuses, gpus_expected=expected, gpus_visible=visible
             )
-            if self._access is not None and self._access.error is not None:
-                snapshot = replace(snapshot, config_reload_successful=False)
+            is_refused = self._reload_failed or (self._access is not None and self._access.error is not None)
+            snapshot = replace(snapshot, config_reload_successful=not is_refused)
             # It is no source of records, on which it would depend whether the node is ready.
             self._snapshot = replace(
                 snapshot,

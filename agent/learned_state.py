@@ -87,6 +87,11 @@ class LearnedState:
         #: What went wrong since the start, by reason.
         self.errors: Counter[str] = Counter()
 
+    def keep_for(self, learners: Sequence[Learner]) -> None:
+        """Keep what these know from now on; the caller holds the lock."""
+        if self._learners:
+            self._learners = {learner.learner: learner for learner in learners}
+
     def statuses(self) -> tuple[SamplerStatus, ...]:
         """Return how it fares, beside the samplers; nothing while nothing ever went wrong."""
         if not self.errors:

@@ -123,6 +123,32 @@ class Pipeline:
         self._critical_xids = frozenset(xids.critical())
 
     @property
+    def detectors(self) -> tuple[Detector, ...]:
+        """Those that judge now."""
+        return self._detectors
+
+    @property
+    def model(self) -> ModelInfo | None:
+        """The model that labels now."""
+        return self._model
+
+    @property
+    def shared(self) -> tuple[PowerBaselines, StepPaces]:
+        """What the detectors share: baselines, and paces of steps."""
+        return self._baselines, self._paces
+
+    def judge_by(
+        self, *, detectors: Sequence[Detector], labeller: Labeller | None = None, model: ModelInfo | None = None
+    ) -> None:
+        """Judge by these from now on; the history, the accounts and the findings that last stay.
+
+        A new labeller begins its evidence where the history does.
+        """
+        self._detectors = tuple(detectors)
+        if labeller is not None:
+            self._labeller, self._model = labeller, model
+
+    @property
     def learners(self) -> tuple[Learner, ...]:
         """Those whose knowledge outlives the agent."""
         return tuple(one for one in (self._baselines, *self._detectors) if isinstance(one, Learner))

@@ -11,6 +11,8 @@ import socket
 from collections.abc import Mapping
 from typing import Final
 
+from agent.clock import awake_seconds
+
 #: A manager that waits for signs of life gets this many in its time.
 SIGNS_PER_WATCHDOG: Final = 3.0
 
@@ -33,6 +35,10 @@ class Supervisor:
     def ready(self, status: str) -> None:
         """Say that the agent serves, with one line for `systemctl status`."""
         self._tell(f"READY=1\nSTATUS={_line(status)}")
+
+    def reloading(self) -> None:
+        """Say that the configuration is read again; `ready` ends that."""
+        self._tell(f"RELOADING=1\nMONOTONIC_USEC={int(awake_seconds() * 1e6)}")
 
     def alive(self) -> None:
         """Give a sign of life; a manager that gets none in its time ends the process and starts another."""

@@ -181,7 +181,7 @@ AGENT_METRICS: Final[tuple[MetricDef, ...]] = (
         "config_last_reload_successful",
         "gauge",
         "",
-        "Whether the last reading of the configuration succeeded: 0 or 1.",
+        "Whether the last reading of the configuration, or of the web configuration, succeeded: 0 or 1.",
         lambda snapshot: int(snapshot.config_reload_successful),
     ),
     node_metric(

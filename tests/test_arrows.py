@@ -14,6 +14,7 @@ COMPOSITION = {
     "agent/pipeline.py",
     "agent/replay.py",
     "agent/composition.py",
+    "agent/reload.py",
     "agent/config.py",
     "agent/daemon.py",
     "agent/learned_state.py",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from classifier.detectors import Detector
+from agent.clock import Instant
+from classifier.detectors import Detector, Learner
 from classifier.detectors.baseline import BaselineConfig, PowerBaselines
 from classifier.detectors.ecc_remap import EccRemapConfig, EccRemapDetector
 from classifier.detectors.fail_slow import FailSlowConfig, FailSlowDetector
@@ -74,3 +75,34 @@ def build_detectors(
         (config.storage_stall.enabled, lambda: StorageStallDetector(config.storage_stall)),
     )
     return tuple(make() for is_enabled, make in made if is_enabled)
+
+
+def changed_detectors(
+    running: Sequence[Detector],
+    tables: tuple[DetectorsConfig, DetectorsConfig],
+    baselines: PowerBaselines,
+    paces: StepPaces,
+    now: Instant,
+) -> tuple[Detector, ...]:
+    """Return the detectors of the second of `tables` in the place of those that run by the first.
+
+    One whose table is the same goes on as it is; another begins anew, with what the one before had learned.
+    """
+    before, after = tables
+    known = {detector.anomalies[0]: detector for detector in running}
+    found: list[Detector] = []
+    for detector in build_detectors(after, baselines, paces):
+        name = detector.anomalies[0]
+        old = known.get(name)
+        if old is not None and getattr(before, name) == getattr(after, name):
+            found.append(old)
+            continue
+        _hand_over(old, detector, now)
+        found.append(detector)
+    return tuple(found)
+
+
+def _hand_over(old: object, new: object, now: Instant) -> None:
+    """Let one detector know what the one before it had learned, where both learn."""
+    if isinstance(old, Learner) and isinstance(new, Learner):
+        new.restore(old.learned(now), now)

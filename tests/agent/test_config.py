@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from agent.config import Config, format_config, load_config
+from agent.config import Config, load_config, print_config
 from agent.config_loader import dump_toml, load_toml
 from agent.errors import UsageError
 
@@ -128,7 +128,7 @@ def test_a_path_is_absolute(tmp_path, key, value):
 
 
 def test_every_path_that_may_be_configured_is_tested():
-    dump = format_config(Config())
+    dump = dump_toml(Config())
     assert sorted(re.findall(r'^(\w+) = "/', dump, re.MULTILINE)) == sorted(
         ["proc_root", "sys_root", "kmsg", "runtime_folder", "state_directory", "jobs_folder", "socket"]
     )
@@ -148,3 +148,31 @@ def test_the_address_to_listen_on_is_checked_with_the_file(tmp_path):
         file.write_text(f'[export]\nlisten = "{address}"\n')
         with pytest.raises(UsageError, match=address):
             load_config(file)
+
+
+def test_a_printed_configuration_says_where_each_value_comes_from_and_reads_back(tmp_path):
+    file = tmp_path / "site.toml"
+    file.write_text(
+        '# ours\n[agent]\nlog_level = "debug"  # for now\n\n[ detectors . throttled ]\nenabled = false\n'
+        "[labels]\ndeclared = { error_ratio = 0.2 }\n",
+        encoding="utf-8",
+    )
+    printed = print_config(file, {"export.listen": ":9999"})
+    lines = printed.splitlines()
+    assert f'log_level = "debug"  # {file}:3' in lines
+    assert f"enabled = false  # {file}:6" in lines
+    assert f"error_ratio = 0.2  # {file}" in lines, "of an inline table only the file is known"
+    assert 'listen = ":9999"  # command line' in lines
+    assert "# web_config is not set  # default" in lines
+    assert sum(line.endswith("# default") for line in lines) > 200
+    assert not any(" = " in line and "  # " not in line for line in lines)
+    back = tmp_path / "back.toml"
+    back.write_text(printed, encoding="utf-8")
+    read = load_config(back)
+    given = load_config(file)
+    assert read == replace(given, export=replace(given.export, listen=":9999"))
+
+
+def test_what_the_command_line_gives_is_checked_as_well():
+    with pytest.raises(UsageError, match="nowhere"):
+        print_config(None, {"export.listen": "nowhere"})

@@ -155,7 +155,7 @@ def test_the_commands_say_what_they_did(state, bundles, tmp_path, capsys):
     assert main(["model", "install", str(bundles[0]), *options]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("current   version site-1, SHA-256 ")
-    assert "restart the agent" in said.err
+    assert "systemctl reload warpwatch" in said.err
     assert main(["model", "list", *options]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["current", "shipped"]
     assert main(["model", "rollback", *options]) == 0

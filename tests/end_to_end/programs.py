@@ -66,7 +66,13 @@ class Program:
         self.output = folder / f"{name}.log"
         self._file = self.output.open("wb")
         self.process = subprocess.Popen(
-            command, stdout=self._file, stderr=subprocess.STDOUT, env=environment, cwd=folder, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
         )
 
     def __enter__(self):

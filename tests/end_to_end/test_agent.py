@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import signal
 import socket
 import time
 
@@ -243,3 +244,22 @@ def test_a_service_manager_hears_when_it_serves_that_it_lives_and_when_it_ends(e
             while (last := manager.recv(1000)) == b"WATCHDOG=1":
                 pass
             assert last == b"STOPPING=1\nSTATUS=told to"
+
+
+def test_a_reload_takes_what_is_good_and_refuses_what_is_not(tmp_path):
+    with Agent(tmp_path, config='[agent]\nlog_level = "info"\n') as agent:
+        agent.wait_until_ready()
+        file = tmp_path / "warpwatch.toml"
+        file.write_text("[detectors.throttled]\nenabled = 1\n", encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        successful = "warpwatch_config_last_reload_successful"
+        wait_for("refusal", lambda: agent.metrics().get(successful) == 0)
+        assert "line 2: detectors.throttled.enabled is 1; it must be a boolean" in agent.log()
+        assert "the configuration of before goes on to hold" in agent.log()
+
+        file.write_text('[detectors.throttled]\nenabled = false\n[export]\nhost = "off"\n', encoding="utf-8")
+        agent.process.send_signal(signal.SIGHUP)
+        wait_for("reload", lambda: agent.metrics().get(successful) == 1)
+        assert "read again; changed: detectors.throttled.enabled" in agent.log()
+        assert "these keys hold from the next start on: export.host" in agent.log()
+    assert agent.process.returncode == 0

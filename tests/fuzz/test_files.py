@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from agent.clock import Instant, ManualClock
 from agent.composition import build_pipeline
-from agent.config import Config, format_config, load_config
+from agent.config import Config, load_config
+from agent.config_loader import dump_toml
 from agent.errors import FaultError, UsageError
 from agent.importers import open_trace
 from agent.learned_state import LearnedState
@@ -59,7 +60,7 @@ LOGS = (
     LINES.decode().encode("utf-16"),
 )
 CONFIG = (
-    format_config(Config()).encode(),
+    dump_toml(Config()).encode(),
     (
         b'[export]\nlisten = ":9836"\nweb_config = "/etc/web.yml"\n[samplers]\nexpected_gpus = 8\nnvml = false\n'
         b"[agent]\ndriver_release_seconds = 600.0\n"
