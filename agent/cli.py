@@ -11,6 +11,7 @@ from typing import Final
 
 from agent import __version__
 from agent.cli_maintenance import add_maintenance
+from agent.cli_rules import add_check_rules
 from agent.errors import WarpwatchError
 
 _EPILOG: Final = """\
@@ -76,6 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_evaluate(commands)
     _add_check_config(commands)
+    add_check_rules(commands)
     _add_driver(commands)
     add_maintenance(commands)
     _add_model(commands)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from agent.clock import SystemClock, stopwatch
 from agent.config import load_config, print_config
-from agent.console import fractions_to, log_to_stderr, progress, set_log_level, stop_event
+from agent.console import Pace, fractions_to, log_to_stderr, progress, set_log_level, stop_event
 from agent.driver_state import DriverState, read_driver_state
 from agent.errors import FaultError, UsageError
 from agent.pid_file import pid_file, running_agent, signal_agent
@@ -156,7 +156,7 @@ def replay(arguments: argparse.Namespace) -> int:
         log.warning("serving the replay on %s", server.url)
     stop = stop_event()
     out = ReplayJson(sys.stdout) if arguments.json else ReplayText(sys.stdout)
-    pace = None if arguments.fast or arguments.json else _Pace(arguments.speed, stop)
+    pace = None if arguments.fast or arguments.json else Pace(arguments.speed, stop)
     with progress(arguments.trace.name, "s of the trace") as advance:
         done_s = 0.0
         for step in play(trace, pipeline, trace.header.interval_s):
@@ -383,14 +383,8 @@ def check_config(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Pace:
-    """Holds a replay back to a multiple of real time."""
+def check_rules(arguments: argparse.Namespace) -> int:
+    """Say which rules of Prometheus can never fire with a configuration."""
+    from agent.rules_command import run as run_check_rules
 
-    def __init__(self, speed: float, stop: threading.Event) -> None:
-        self._speed = speed
-        self._stop = stop
-        self._started = stopwatch()
-
-    def wait_until(self, t: float) -> bool:
-        """Wait until second `t` of the trace is due; return False where the process was told to stop."""
-        return not self._stop.wait(max(0.0, self._started + t / self._speed - stopwatch()))
+    return run_check_rules(arguments)

@@ -9,6 +9,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from agent.clock import stopwatch
+
+
+class Pace:
+    """Holds a replay back to a multiple of real time."""
+
+    def __init__(self, speed: float, stop: threading.Event) -> None:
+        """Begin now, at `speed` times real time; `stop` ends a wait."""
+        self._speed = speed
+        self._stop = stop
+        self._started = stopwatch()
+
+    def wait_until(self, t: float) -> bool:
+        """Wait until second `t` of the trace is due; return False where the process was told to stop."""
+        return not self._stop.wait(max(0.0, self._started + t / self._speed - stopwatch()))
+
 
 @contextmanager
 def progress(name: str, unit: str, total: float | None = None) -> Iterator[Callable[[float], object]]:

@@ -15,6 +15,7 @@ COMPOSITION = {
     "agent/replay.py",
     "agent/composition.py",
     "agent/reload.py",
+    "agent/rules_command.py",
     "agent/config.py",
     "agent/daemon.py",
     "agent/learned_state.py",
