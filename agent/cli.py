@@ -12,6 +12,7 @@ from typing import Final
 from agent import __version__
 from agent.cli_maintenance import add_maintenance
 from agent.cli_rules import add_check_rules
+from agent.cli_test_alert import add_test_alert
 from agent.errors import WarpwatchError
 
 _EPILOG: Final = """\
@@ -78,6 +79,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_evaluate(commands)
     _add_check_config(commands)
     add_check_rules(commands)
+    add_test_alert(commands)
     _add_driver(commands)
     add_maintenance(commands)
     _add_model(commands)

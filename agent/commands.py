@@ -383,6 +383,13 @@ def check_config(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def test_alert(arguments: argparse.Namespace) -> int:
+    """Have the running agent send a marked alert for a time."""
+    from agent.test_alert_command import run as run_test_alert
+
+    return run_test_alert(arguments)
+
+
 def check_rules(arguments: argparse.Namespace) -> int:
     """Say which rules of Prometheus can never fire with a configuration."""
     from agent.rules_command import run as run_check_rules

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from agent.alert_trial import TrialWatch
 from agent.clock import Clock, Instant
 from agent.composition import build_pipeline
 from agent.config import Config
@@ -151,6 +152,8 @@ class Daemon:
         self._schedule.every(SAVE_PERIOD_S, "learned state", self._learned.keep)
         self._maintenance = MaintenanceWatch(config.agent.state_directory, clock)
         self._schedule.every(READ_PERIOD_S, "maintenance", self._maintenance.read)
+        self._trials = TrialWatch(config.agent.state_directory, clock)
+        self._schedule.every(READ_PERIOD_S, "test alerts", self._trials.read)
         self._access = build_access(config)
         if self._access is not None:
             self._schedule.every(WEB_CONFIG_PERIOD_S, "web configuration", self._access.refresh)
@@ -299,6 +302,7 @@ class Daemon:
             self._snapshot = replace(
                 snapshot,
                 samplers=(*snapshot.samplers, *self._learned.statuses()),
+                test_alerts=self._trials.held(snapshot.built),
                 maintenance=_maintenance_views(self._maintenance.held(snapshot.built), snapshot),
             )
         self._done_s["snapshot"] = snapshot.built.monotonic_s

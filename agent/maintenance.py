@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import secrets
-import stat
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from agent.clock import Clock, Instant
-from agent.errors import FaultError, UsageError
+from agent.errors import UsageError
 from agent.owners.job_file import JobFileError, device_name
 from agent.owners.job_files import JobFilesConfig, SmallFiles
 from agent.records import GpuKey
+from agent.state_folder import StateFolder
 from agent.vocabulary import ANOMALIES
 
 #: Seconds between two looks of the agent at the folder.
@@ -140,8 +138,8 @@ class MaintenanceFiles:
     """The files of one state directory, for commands and for the agent; not for two threads at a time."""
 
     def __init__(self, state_directory: Path) -> None:
-        self._state_directory = state_directory
-        self.folder = state_directory / _FOLDER
+        self._written = StateFolder(state_directory, _FOLDER)
+        self.folder = self._written.path
         config = JobFilesConfig(folder=str(self.folder), files=_FILES, file_bytes=_FILE_BYTES)
         self._files = SmallFiles(config, parse_maintenance, "maintenance file")
 
@@ -167,68 +165,13 @@ class MaintenanceFiles:
         if anomalies:
             said["anomalies"] = sorted(set(anomalies))
         data = json.dumps(said).encode()
-        with self._opened(create=True) as folder, self._told("written"):
-            _write_new(folder, f"{name}.json", data)
+        self._written.write(f"{name}.json", data)
         return parse_maintenance(data)
 
     def end(self, ids: Sequence[str]) -> None:
         """Remove these; one that is gone already is no fault. Raises FaultError where that fails."""
-        with self._opened(create=False) as folder, self._told("removed"):
-            for name in ids:
-                # Files are called by their id; whoever wrote one by hand may have called it otherwise.
-                try:
-                    os.unlink(f"{name}.json", dir_fd=folder)
-                except FileNotFoundError:
-                    continue
-
-    @contextmanager
-    def _opened(self, *, create: bool) -> Iterator[int]:
-        """Open the folder without following a link: it may be another user's, who is not to lead root elsewhere."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._told("opened"):
-            parent = os.open(self._state_directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                try:
-                    folder = os.open(_FOLDER, flags, dir_fd=parent)
-                except FileNotFoundError:
-                    if not create:
-                        raise
-                    os.mkdir(_FOLDER, 0o755, dir_fd=parent)
-                    folder = os.open(_FOLDER, flags, dir_fd=parent)
-                    # The agent, which is another user, has to read it whatever the umask is here.
-                    os.fchmod(folder, 0o755)
-            finally:
-                os.close(parent)
-        try:
-            yield folder
-        finally:
-            os.close(folder)
-
-    @contextmanager
-    def _told(self, done: str) -> Iterator[None]:
-        try:
-            yield
-        except PermissionError as error:
-            raise FaultError(f"{self.folder} cannot be {done}: run this as root or as the agent's user") from error
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise FaultError(f"{self.folder} cannot be {done}: {why}; see [agent] state_directory") from error
-
-
-def _write_new(folder: int, name: str, data: bytes) -> None:
-    """Write a file under a name that readers pass over, and give it its own when it is whole."""
-    hidden = f".{name}"
-    file = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
-    try:
-        with os.fdopen(file, "wb") as out:
-            os.fchmod(out.fileno(), stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        os.rename(hidden, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        os.unlink(hidden, dir_fd=folder)
-        raise
+        # Files are called by their id; whoever wrote one by hand may have called it otherwise.
+        self._written.remove([f"{name}.json" for name in ids])
 
 
 class MaintenanceWatch:

@@ -8,8 +8,8 @@ from exporters.snapshot import MaintenanceView, NodeSnapshot
 
 
 def maintenance_lines(snapshot: NodeSnapshot) -> Html:
-    """Return one line for each maintenance that holds now."""
-    return join(*(_line(snapshot, one) for one in snapshot.maintenance))
+    """Return one line for each maintenance that holds now, and for each test alert."""
+    return join(*(_line(snapshot, one) for one in snapshot.maintenance), *map(_test_line, snapshot.test_alerts))
 
 
 def _line(snapshot: NodeSnapshot, one: MaintenanceView) -> Html:
@@ -23,6 +23,17 @@ def _line(snapshot: NodeSnapshot, one: MaintenanceView) -> Html:
         tag("strong", f"{what} {'are' if is_plural else 'is'} in maintenance"),
         f" until {moment(one.until_wall_s)}, {left} from now: {whose} are silent.",
         f" {shortened(one.reason, 200)}" if one.reason else "",
+        class_="banner",
+        role="note",
+    )
+
+
+def _test_line(pair: tuple[str, str]) -> Html:
+    anomaly, severity = pair
+    return tag(
+        "p",
+        tag("strong", "A test alert lasts"),
+        f": {anomaly}, {severity}. Nothing is wrong.",
         class_="banner",
         role="note",
     )

@@ -24,7 +24,7 @@ from exporters.metric_def import (
     work_views,
 )
 from exporters.metrics_checkpoints import CHECKPOINT_METRICS
-from exporters.metrics_maintenance import MAINTENANCE_METRICS
+from exporters.metrics_maintenance import MAINTENANCE_METRICS, TEST_ALERT_METRIC
 from exporters.snapshot import GpuView, NodeSnapshot
 
 
@@ -254,5 +254,6 @@ JUDGEMENT_METRICS: Final[tuple[MetricDef, ...]] = (
     *ANOMALY_METRICS,
     *CHECKPOINT_METRICS,
     *MAINTENANCE_METRICS,
+    TEST_ALERT_METRIC,
     *MODEL_METRICS,
 )

@@ -82,3 +82,13 @@ MAINTENANCE_METRICS: Final[tuple[MetricDef, ...]] = (
         values=_node_anomalies,
     ),
 )
+
+#: Beside them: what tries the way to the pager.
+TEST_ALERT_METRIC: Final = MetricDef(
+    name="test_alert",
+    kind="gauge",
+    unit="",
+    help="A marked alert that `warpwatch test-alert` sends: 1 while it lasts, else absent. Nothing is wrong.",
+    labels=("anomaly", "severity"),
+    values=lambda snapshot: [(pair, 1) for pair in snapshot.test_alerts],
+)

@@ -98,6 +98,7 @@ class NodeSnapshot:
     sxids: tuple[NvswitchSxids, ...] = ()
     assessments: tuple[Assessment, ...] = ()
     maintenance: tuple[MaintenanceView, ...] = ()  # the one that ends first before the others
+    test_alerts: tuple[tuple[str, str], ...] = ()  # anomaly and severity of marked alerts that last
     checkpoints: tuple[CheckpointStatus, ...] = ()  # of the jobs whose cadence is known
     #: Findings since the start by identity (anomaly, subject) of classifier.results.Assessment, with their scope.
     finding_totals: Mapping[tuple[str, str, GpuKey | str | None], int] = field(default_factory=dict)

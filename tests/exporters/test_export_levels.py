@@ -110,7 +110,11 @@ def test_a_page_holds_the_families_of_its_table():
         return set(re.findall(r"^# TYPE warpwatch_(\w+)", page, re.MULTILINE))
 
     # No card of the full node is divided, and nothing is in maintenance.
-    absent = {"gpu_mig_info", *(f"{of}_maintenance" for of in ("gpu", "node", "gpu_anomaly", "node_anomaly"))}
+    absent = {
+        "gpu_mig_info",
+        "test_alert",
+        *(f"{of}_maintenance" for of in ("gpu", "node", "gpu_anomaly", "node_anomaly")),
+    }
     assert families("off") == {row.name for row in metric_table("off")} - absent
     assert families("summary") - families("off") == SUMMARY
     assert families("full") == set(FULL) - absent

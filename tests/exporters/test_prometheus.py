@@ -121,7 +121,11 @@ def hostile_snapshot() -> NodeSnapshot:
 def test_what_is_emitted_is_the_table_and_the_process():
     found = {name for name, _ in samples(parse_text(page_of(full_snapshot())))}
     # No card of the full node is divided, and nothing is in maintenance.
-    absent = {"gpu_mig_info", *(f"{of}_maintenance" for of in ("gpu", "node", "gpu_anomaly", "node_anomaly"))}
+    absent = {
+        "gpu_mig_info",
+        "test_alert",
+        *(f"{of}_maintenance" for of in ("gpu", "node", "gpu_anomaly", "node_anomaly")),
+    }
     assert found == {row.full_name for row in METRICS if row.name not in absent} | PROCESS
 
 
