@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,3 +93,21 @@ def test_a_module_does_nothing_forbidden(path):
 )
 def test_what_is_forbidden_is_found(line):
     assert len(list(forbidden(line))) >= 1
+
+
+#: Calls of NVML whose name says that they change something, and those of them that change what the agent is told alone.
+CHANGES = re.compile(r"nvml\w*(?:Set|Reset|Clear|Modify|Create|Destroy|Freeze|Enable|Disable|Register|Free|Alloc)\w*")
+OF_ITS_OWN = {
+    "nvmlDeviceRegisterEvents",
+    "nvmlEventSetCreate",
+    "nvmlEventSetFree",
+    "nvmlEventSetWait_v2",
+    "nvmlGpmSampleAlloc",
+}
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.startswith("agent/")])
+def test_no_clock_setting_or_context_of_a_gpu_is_touched(path):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert set(CHANGES.findall(text)) <= OF_ITS_OWN
+    assert not re.search(r"libcuda|cuInit|cuCtx|cudart", text)
