@@ -97,7 +97,7 @@ def measure(folder: Path, pids: list[int], minutes: float) -> int:
         _, _, body = fetch(agent.url + "/metrics")
         took_s = time.monotonic() - begun
         series = sum(1 for line in body.splitlines() if line and not line.startswith(b"#"))
-        instances = {line.split(b'GPU_I_ID="')[1][:3] for line in body.splitlines() if b'GPU_I_ID="' in line}
+        instances = {line.split(b'GPU_I_ID="')[1].split(b'"')[0] for line in body.splitlines() if b'GPU_I_ID="' in line}
         sys.stdout.write(
             f"{GPUS} GPUs, {DIVIDED * INSTANCES} MIG instances, {PROCESSES} processes, {seen} mounts\n"
             f"CPU {cpu:.2f} s a minute (limit {MOST_CPU_S:.0f}); memory {memory / 1e6:.1f} MB "
