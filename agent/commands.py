@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from agent.clock import SystemClock, stopwatch
-from agent.config import load_config, print_config
-from agent.console import Pace, fractions_to, log_to_stderr, progress, set_log_level, stop_event
+from agent.config import load_config
+from agent.console import Pace, fractions_to, log_to_stderr, progress, stop_event
 from agent.driver_state import DriverState, read_driver_state
 from agent.errors import FaultError, UsageError
-from agent.pid_file import pid_file, running_agent, signal_agent
-from agent.supervisor import Supervisor
+from agent.pid_file import running_agent, signal_agent
 
 if TYPE_CHECKING:
     from agent.config import Config
@@ -31,60 +30,9 @@ RELEASE_WAIT_S: Final = 30.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; with --once or --print-config print and end."""
-    if arguments.print_config:
-        options = {} if arguments.listen is None else {"export.listen": arguments.listen}
-        sys.stdout.write(print_config(arguments.config, options))
-        return 0
-    config = load_config(arguments.config)
-    log_to_stderr(config.agent.log_level)
-    from agent.daemon import Daemon, bundled_demo, run_once
+    from agent.run_command import run as run_agent
 
-    demo = None if arguments.demo is None else bundled_demo() if arguments.demo == Path() else arguments.demo
-    if arguments.once:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(run_once(config, SystemClock(), demo))
-        return 0
-    stop = stop_event()
-    faults: list[str] = []
-
-    def fail(reason: str) -> None:
-        faults.append(reason)
-        stop.set()
-
-    daemon = Daemon(config, SystemClock(), listen=arguments.listen, demo=demo, on_fault=fail)
-    signal.signal(signal.SIGUSR1, lambda *_: daemon.release_driver())
-    signal.signal(signal.SIGUSR2, lambda *_: daemon.resume_driver())
-    if daemon.demo_notice:
-        log.warning(daemon.demo_notice)
-    daemon.start()
-    log.info("open %s in a browser; Prometheus scrapes %smetrics", daemon.url, daemon.url)
-    supervisor = Supervisor()
-    serving = f"serving {daemon.url}metrics"
-
-    def reload() -> None:
-        supervisor.reloading()
-        try:
-            reloaded = load_config(arguments.config)
-            daemon.reload(reloaded)
-            set_log_level(reloaded.agent.log_level)
-        except (UsageError, FaultError) as error:
-            daemon.refuse_reload()
-            log.error("%s; the configuration of before goes on to hold", error)  # noqa: TRY400 - the sentence says it all
-        supervisor.ready(serving)
-
-    if sys.stdin is None or not sys.stdin.isatty():  # a terminal that is closed ends its agent
-        signal.signal(signal.SIGHUP, lambda *_: reload())
-    supervisor.ready(serving)
-    with pid_file(config.agent.runtime_folder):
-        while not stop.wait(supervisor.sign_period_s):
-            if daemon.is_working():
-                supervisor.alive()
-    log.info("stopping")
-    supervisor.stopping(faults[0] if faults else "told to")
-    daemon.stop()
-    if faults:
-        raise FaultError(f"the NVIDIA driver can only be read by a new process ({faults[0]}); start warpwatch again")
-    return 0
+    return run_agent(arguments)
 
 
 def driver(arguments: argparse.Namespace) -> int:

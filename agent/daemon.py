@@ -164,6 +164,11 @@ class Daemon:
             self._schedule.every(config.export.textfile_period_s, "textfile", self._textfile.write, after_s=2.0)
 
     @property
+    def runtime_folder(self) -> Path:
+        """Folder for the file with the process id."""
+        return self._config.agent.runtime_folder
+
+    @property
     def url(self) -> str:
         """Address of the landing page, once started."""
         return self._server.url

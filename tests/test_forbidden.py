@@ -103,6 +103,7 @@ OF_ITS_OWN = {
     "nvmlEventSetFree",
     "nvmlEventSetWait_v2",
     "nvmlGpmSampleAlloc",
+    "nvmlGpmSampleFree",
 }
 
 

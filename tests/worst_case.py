@@ -36,7 +36,7 @@ exec "$@"
 
 
 def script(pids: list[int]) -> str:
-    """Return 16 busy GPUs; the holders are spread over those that are not divided."""
+    """Return 16 busy GPUs, and four processes on each."""
     lines = ["driver 580.95.05", "end hold"]
     base = "memory_total_bytes=85899345920 power_limit_milliwatts=700000 sm_clock_megahertz=1980"
     work = "utilization_gpu_percent=98 utilization_memory_percent=45 power_milliwatts=600000"

@@ -42,6 +42,11 @@ _PREFERENCE: Final = {
     "device_to_host": -0.3,
 }
 
+#: A row is trusted where chance alone would give as many signs less often than this: two standard deviations, and three
+#: where every burst of the host counts.
+_MOST_BY_CHANCE: Final = 0.0228
+_MOST_BY_CHANCE_OF_ALL: Final = 0.00135
+
 #: Ends the name of a row of a host's source in which bursts without a sign count.
 ALL: Final = "/all"
 #: How a burst may bear the sign of a job: chance explains a pause, and hardly what its processes or GPUs move.
@@ -175,9 +180,10 @@ class Stream:
         signed = strong + sum(sign == WEAK for sign in self.signs)
         if self.cadence.declared_s is not None:
             return signed >= 1
-        deviations = 3.0 if self.takes_all else 2.0
-        explained = len(self.signs) * chance + deviations * math.sqrt(len(self.signs) * chance * (1.0 - chance))
-        return strong >= 3 or (signed >= 3 and signed > explained)
+        by_chance = _at_least(signed, len(self.signs), chance)
+        return strong >= 3 or (
+            signed >= 3 and by_chance < (_MOST_BY_CHANCE_OF_ALL if self.takes_all else _MOST_BY_CHANCE)
+        )
 
     @property
     def score(self) -> float:
@@ -230,3 +236,8 @@ class Stream:
             return False
         middle = median(values)
         return middle * _ALIKE[0] <= min(values) and max(values) <= middle * _ALIKE[1]
+
+
+def _at_least(count: int, trials: int, chance: float) -> float:
+    """Return the probability of at least so many of `trials`, each with `chance` (binomial)."""
+    return sum(math.comb(trials, k) * chance**k * (1.0 - chance) ** (trials - k) for k in range(count, trials + 1))

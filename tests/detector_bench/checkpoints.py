@@ -53,10 +53,12 @@ class _Day:
     def save(self, *, length: float = 1.0, rate: float = 1.0) -> None:
         took = self.length * length * float(self.rng.normal(1.0, 0.05))
         if self.style == "async":
-            # A burst from the device, then the write in the background.
-            cells = self.node.span(self.now, self.now + 3)
-            self.node.activity["pcie_tx"][:, cells] += 8e9
-            self.job.save(self.now + 2, took * 1.5, to=self.to, style="async", rate=self.rate * rate / 1.5)
+            # A burst from the device, then the write in the background. Trained first: what is painted later would take
+            # the burst away.
+            start = self.now
+            self.train(3.0)
+            self.node.activity["pcie_tx"][:, self.node.span(start, self.now)] += 8e9
+            self.job.save(start + 2, took * 1.5, to=self.to, style="async", rate=self.rate * rate / 1.5)
             return
         self.job.save(self.now, took, to=self.to, style=self.style, rate=self.rate * rate)
         self.now += took

@@ -246,6 +246,20 @@ def test_a_service_manager_hears_when_it_serves_that_it_lives_and_when_it_ends(e
             assert last == b"STOPPING=1\nSTATUS=told to"
 
 
+def test_a_flood_of_reloads_and_one_during_the_start_do_no_harm(tmp_path):
+    with Agent(tmp_path) as agent:
+        wait_for("log", lambda: "open http" in agent.log(), 20, every=0.02)
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait_until_ready()
+        for _ in range(300):
+            agent.process.send_signal(signal.SIGHUP)
+        wait_for("reload", lambda: "the configuration was read again" in agent.log())
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.wait(6) == 0, agent.log()
+    assert "Traceback" not in agent.log()
+    assert "does not fit" not in agent.log()
+
+
 def test_a_reload_takes_what_is_good_and_refuses_what_is_not(tmp_path):
     with Agent(tmp_path, config='[agent]\nlog_level = "info"\n') as agent:
         agent.wait_until_ready()
