@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from agent import __version__
+from agent.cli_alert_trial import add_test_alert
 from agent.cli_maintenance import add_maintenance
 from agent.cli_rules import add_check_rules
-from agent.cli_test_alert import add_test_alert
 from agent.errors import WarpwatchError
 
 _EPILOG: Final = """\

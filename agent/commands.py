@@ -333,7 +333,7 @@ def check_config(arguments: argparse.Namespace) -> int:
 
 def test_alert(arguments: argparse.Namespace) -> int:
     """Have the running agent send a marked alert for a time."""
-    from agent.test_alert_command import run as run_test_alert
+    from agent.alert_trial_command import run as run_test_alert
 
     return run_test_alert(arguments)
 

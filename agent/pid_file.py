@@ -42,17 +42,22 @@ def running_agent(folder: Path) -> int:
         ) from None
 
 
-def signal_agent(pid: int, number: int) -> None:
-    """Send a signal to the agent, after a look at what this process is: the signal would end any other program.
-
-    Raises FaultError where it is no `warpwatch run`, or belongs to another user.
-    """
+def check_agent(pid: int) -> None:
+    """Raise FaultError where this process is no `warpwatch run`."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         raise FaultError(f"there is no process {pid}; is the agent running?") from None
     if b"run" not in words or not any(word.endswith(b"warpwatch") for word in words):
         raise FaultError(f"process {pid} is not `warpwatch run`; name the right one with --pid")
+
+
+def signal_agent(pid: int, number: int) -> None:
+    """Send a signal to the agent, after a look at what this process is: the signal would end any other program.
+
+    Raises FaultError where it is no `warpwatch run`, or belongs to another user.
+    """
+    check_agent(pid)
     try:
         os.kill(pid, number)
     except PermissionError:

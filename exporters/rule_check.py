@@ -36,6 +36,7 @@ class Rule:
     name: str  # of the alert or of the series that is recorded
     is_alert: bool
     expr: str
+    labels: Mapping[str, str] = field(default_factory=dict)  # that the rule gives to what it records
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,21 +82,26 @@ def silent_rules(rules: Sequence[Rule], feeds: Feeds) -> list[Silent]:
     parsed = [(rule, _parse(rule)) for rule in rules]
     recorded = {rule.name for rule in rules if not rule.is_alert}
     # Rules may read what stands after them; a round that learns nothing is the last.
-    while True:
-        before = len(feeds.words)
-        for rule, expression in parsed:
-            if not rule.is_alert and rule.name not in feeds.words:
-                possible = _Reader(feeds).read(expression)
-                if possible is not None:
-                    feeds.words[rule.name] = possible
-        if len(feeds.words) == before:
-            break
+    while any(_learn(rule, expression, feeds) for rule, expression in parsed if not rule.is_alert):
+        pass
     found: list[Silent] = []
     for rule, expression in parsed:
         reader = _Reader(feeds, recorded)
         if reader.read(expression) is None:
             found.append(Silent(rule=rule, why="; ".join(dict.fromkeys(reader.why)) or "it has no result"))
     return found
+
+
+def _learn(rule: Rule, expression: Any, feeds: Feeds) -> bool:  # noqa: ANN401 - the parser has no types
+    """Add what a rule records to what is known; several rules may record one name. Return whether this was new."""
+    possible = _Reader(feeds).read(expression)
+    if possible is None:
+        return False
+    words: Words = {**possible, **{label: frozenset({value}) for label, value in rule.labels.items()}}
+    known = feeds.words.get(rule.name)
+    joined = words if known is None else _either(known, words)
+    feeds.words[rule.name] = joined
+    return joined != known
 
 
 class _Reader:
@@ -133,8 +139,11 @@ class _Reader:
             return None
         if type(expression.lhs).__name__ == "NumberLiteral":
             return right
-        many = "OneToMany" in str(getattr(expression.modifier, "card", ""))
-        return right if many else left
+        modifier = expression.modifier
+        many = "OneToMany" in str(getattr(modifier, "card", ""))
+        # What group_left and group_right name comes from the other side, or is empty where that has none.
+        copied = set(_copied(modifier))
+        return {name: words for name, words in (right if many else left).items() if name not in copied}
 
     def _aggregateexpr(self, expression: Any) -> Possible:  # noqa: ANN401
         inner = self.read(expression.expr)
@@ -142,7 +151,7 @@ class _Reader:
         if inner is None or operator in {"topk", "bottomk", "limitk"}:
             return inner
         modifier = expression.modifier
-        if modifier is None:
+        if modifier is None or operator == "count_values":  # which writes a label of its own
             return {}
         labels = set(modifier.labels)
         keeps = str(modifier.type).endswith("By")
@@ -204,7 +213,15 @@ _SIGNS: Final = {"Equal": "", "NotEqual": "not ", "Re": "like ", "NotRe": "not l
 def _matches(operator: str, value: str, word: str) -> bool:
     if operator in {"Equal", "NotEqual"}:
         return (word == value) == (operator == "Equal")
-    return (re.fullmatch(value, word) is not None) == (operator == "Re")
+    try:
+        return (re.fullmatch(value, word) is not None) == (operator == "Re")
+    except re.error:
+        return True  # Prometheus' expressions know what Python's do not
+
+
+def _copied(modifier: Any) -> Sequence[str]:  # noqa: ANN401
+    labels = getattr(modifier, "group_labels", None)
+    return tuple(labels) if labels is not None else ()
 
 
 def _either(left: Words, right: Words) -> Words:
@@ -228,6 +245,7 @@ def _rule(path: Path, group: Mapping[str, Any], entry: object) -> Rule:
                 name=name,
                 is_alert="alert" in entry,
                 expr=str(entry["expr"]),
+                labels={str(label): str(value) for label, value in (entry.get("labels") or {}).items()},
             )
     raise UsageError(f"{path} is no file of rules: a rule has no `alert` or `record`, or no `expr`")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -78,8 +80,22 @@ def test_the_command_needs_an_agent_and_says_what_follows(tmp_path, capsys):
     command = ["test-alert", "straggler", "--config", str(config)]
     assert main(command) == 1
     assert "no running agent is known" in capsys.readouterr().err
-    (tmp_path / "warpwatch.pid").write_text("1\n")
-    assert main([*command, "--for", "2m", "--severity", "info"]) == 0
+    pid_file = tmp_path / "warpwatch.pid"
+    pid_file.write_text(f"{2**22 + 1}\n")  # left by an agent that was killed; no process has this id
+    assert main(command) == 1
+    assert "is the agent running?" in capsys.readouterr().err
+    assert main([*command, "--pid", "1"]) == 1
+    assert "is not `warpwatch run`" in capsys.readouterr().err
+    assert not (tmp_path / "test-alerts.d").exists()
+    # A process that looks like the agent, and ends when its input does.
+    words = [sys.executable, "-c", "input(print(flush=True) or '')", "warpwatch", "run"]
+    agent = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        agent.stdout.readline()  # it has its words now
+        pid_file.write_text(f"{agent.pid}\n")
+        assert main([*command, "--for", "2m", "--severity", "info"]) == 0
+    finally:
+        agent.communicate(b"\n")
     assert capsys.readouterr().out.startswith("WarpwatchTestAlert of straggler, info, lasts for 120 s; ")
     assert len(list((tmp_path / "test-alerts.d").glob("*.json"))) == 1
     assert main([*command, "--for", "soon"]) == 2

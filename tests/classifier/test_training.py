@@ -378,9 +378,9 @@ def test_the_shipped_bundle_loads_quickly_is_small_and_says_where_it_comes_from(
     model = load()
     took = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.process_time()  # of this process: others may want the machine meanwhile
         load()
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     # Measured 10 ms (the very first 32 ms); the best of five is what the bundle costs on a busy machine.
     assert min(took) < 0.05
     assert sum(path.stat().st_size for path in BUNDLED.iterdir()) < 1_000_000

@@ -97,6 +97,38 @@ def test_a_rule_may_read_its_own_last_value():
     assert why("gpu:d > 0", ("gpu:d", "gpu:d and warpwatch_b")) is not None
 
 
+@pytest.mark.parametrize(
+    ("name", "records"),
+    [
+        ("its own label", [("r", "warpwatch_a", {"anomaly": "x"})]),
+        ("the second of two", [("r", 'warpwatch_a{anomaly="throttled"}', {}), ("r", "node_load1", {"anomaly": "x"})]),
+        ("copied by a join", [("r", "warpwatch_a * on(gpu) group_left(anomaly) node_info", {})]),
+        ("written by count_values", [("r", 'count_values by(anomaly) ("anomaly", warpwatch_a)', {})]),
+    ],
+)
+def test_what_is_recorded_with_another_word_may_be_read(name, records):
+    rules = [
+        *(Rule(file=Path("f"), group="g", name=of, is_alert=False, expr=e, labels=labels) for of, e, labels in records),
+        Rule(file=Path("f"), group="g", name="Alert", is_alert=True, expr='r{anomaly="x"} > 0'),
+    ]
+    assert silent_rules(rules, feeds()) == [], name
+    if any(labels for *_, labels in records):
+        other = Rule(file=Path("f"), group="g", name="Other", is_alert=True, expr='r{anomaly="y"} > 0')
+        assert [one.rule for one in silent_rules([*rules, other], feeds())] == [other]
+
+
+def test_a_regular_expression_of_prometheus_alone_may_match():
+    assert why('warpwatch_a{anomaly=~"(?U)thr.*"}') is None
+
+
+def test_the_labels_of_a_rule_are_read(tmp_path):
+    file = tmp_path / "site.yml"
+    record = {"record": "gpu:x", "expr": "warpwatch_gpu_anomaly_severity", "labels": {"anomaly": "mine"}}
+    alert = {"alert": "Mine", "expr": 'gpu:x{anomaly="mine"} > 0'}
+    file.write_text(yaml.safe_dump({"groups": [{"name": "site", "rules": [record, alert]}]}))
+    assert check(file) == 0
+
+
 def check(*arguments: object) -> int:
     return main(["check-rules", *map(str, arguments)])
 
