@@ -40,11 +40,12 @@ from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_in_step
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.restored import Pending, gpu_states, gpu_text, number
-from classifier.detectors.wait_cases import REASONS, Case, Group, Verdict, merged, sentence
+from classifier.detectors.wait_cases import Case, Group, Verdict, described, merged
+from classifier.detectors.wait_labels import says_inference, says_training
 from classifier.detectors.wait_reasons import WaitCpuConfig, are_stopped, cpu_works, only_spins
 from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
-from classifier.results import Assessment, Decision, Evidence
+from classifier.results import Assessment, Decision
 
 #: Work this young may still be what moves bytes over the fabric.
 _RECENT_WORK_S: Final = 30.0
@@ -152,7 +153,8 @@ class StalledCollectiveDetector:
             if not watch.judgeable:
                 continue
             if found is not None:
-                stalled, wait = self._describe(now, key, found, history)
+                idle_watts = self._baselines.context_idle_watts(key)
+                stalled, wait = described(now, key, found, watch, history.gpus[key], context_idle_watts=idle_watts)
                 assessments += (stalled, wait) if found.group.is_armed or found.verdict.stalled else (wait,)
             elif watch.wait_since_s is None or watch.wait_armed:
                 assessments.extend(Assessment(anomaly=a, scope="gpu", severity=0, key=key) for a in self.anomalies)
@@ -318,7 +320,8 @@ class StalledCollectiveDetector:
         self, now_s: float, group: Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
     ) -> str | None:
         """Return why this wait stays information however long it lasts; None where it may be a stall."""
-        if self._is_serving(group, decisions):
+        least = self._config.inference_probability
+        if all(says_inference(decisions.get(key), least) for key in group.members):
             return "inference"
         # A debugger that looks at a stall stops processes as well.
         is_called = any(self._watches[key].reported for key in group.members)
@@ -379,65 +382,5 @@ class StalledCollectiveDetector:
         steady = [self._watches[key].steady for key in group.members]
         if 2 * steady.count(True) >= len(steady) - steady.count(None):
             return False
-        return not any(self._is_training(decisions.get(key)) for key in group.members)
-
-    def _is_training(self, decision: Decision | None) -> bool:
-        if decision is None or decision.workload == "inference":
-            return False
-        if decision.declared_class is not None:
-            return decision.declared_class == "training"
-        probabilities = decision.probabilities
-        if decision.workload != "training" or probabilities is None:
-            return False
-        return probabilities["training"] >= self._config.training_probability
-
-    def _is_serving(self, group: Group, decisions: Mapping[GpuKey, Decision]) -> bool:
-        for key in group.members:
-            decision = decisions.get(key)
-            if decision is None or decision.workload != "inference" or decision.probabilities is None:
-                return False
-            if decision.probabilities["inference"] < self._config.inference_probability:
-                return False
-        return True
-
-    def _describe(self, now: Instant, key: GpuKey, case: Case, history: History) -> tuple[Assessment, Assessment]:
-        watch, group, verdict = self._watches[key], case.group, case.verdict
-        since_s = watch.wait_since_s if watch.wait_since_s is not None else group.since_s
-        waited_s = now.monotonic_s - since_s
-        is_odd = key in group.odd
-        base = Assessment(
-            anomaly="stalled_collective",
-            scope="gpu",
-            severity=verdict.stalled,
-            key=key,
-            since_monotonic_s=since_s,
-            since_wall_s=now.wall_s - waited_s,
-            evidence=self._evidence(now, key, case, history),
-        )
-        what = sentence(key, group, waited_s, base.evidence)
-        stalled = wait = base
-        if verdict.stalled:
-            summary = f"{what}; {REASONS[verdict.reason]}, and a stall is called after {verdict.threshold_s:.0f} s."
-            stalled = replace(base, action="restart_app", summary=summary, suspect=is_odd)
-        wait = replace(base, anomaly="collective_wait", severity=verdict.wait)
-        if verdict.wait:
-            wait = replace(wait, action="look", summary=f"{what}; {REASONS[verdict.reason]}.", suspect=is_odd)
-        return stalled, wait
-
-    def _evidence(self, now: Instant, key: GpuKey, case: Case, history: History) -> Evidence:
-        watch, group = self._watches[key], case.group
-        power_watts = history.gpus[key].latest("power_watts", now.monotonic_s, max(15.0, 3 * watch.interval_s))
-        return {
-            "wait_seconds": now.monotonic_s - group.since_s,
-            "threshold_seconds": case.verdict.threshold_s,
-            "reason": case.verdict.reason,
-            "group_gpus": float(len(group.members) + len(group.odd)),
-            "suspect_gpus": float(len(group.odd)),
-            "power_watts": power_watts,
-            "busy_watts": watch.busy_watts,
-            "context_idle_watts": self._baselines.context_idle_watts(key),
-            "longest_ended_wait_seconds": watch.past.longest_s if watch.past.count else None,
-            "host_written_bytes_per_second": case.io.written_bytes_per_second,
-            "host_filesystem_written_bytes_per_second": case.io.filesystem_written_bytes_per_second,
-            "host_transmit_bytes_per_second": case.io.transmit_bytes_per_second,
-        }
+        least = self._config.training_probability
+        return not any(says_training(decisions.get(key), least) for key in group.members)

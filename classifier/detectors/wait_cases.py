@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from agent.clock import Instant
+from agent.history import GpuHistory
 from agent.records import GpuKey
 from classifier.detectors.host_io import HostIo
-from classifier.detectors.wait_watch import PastWaits
-from classifier.results import Evidence
+from classifier.detectors.wait_watch import GpuWatch, PastWaits
+from classifier.results import Assessment, Evidence
 
 #: Why a wait is what it was called, as part of a sentence.
 REASONS: Final = {
@@ -82,3 +84,49 @@ def merged(pasts: Sequence[PastWaits]) -> PastWaits:
         longest_unexplained_s=max(past.longest_unexplained_s for past in pasts),
         io_lag_s=max(past.io_lag_s for past in pasts),
     )
+
+
+def described(
+    now: Instant, key: GpuKey, case: Case, watch: GpuWatch, gpu: GpuHistory, *, context_idle_watts: float | None
+) -> tuple[Assessment, Assessment]:
+    """Return what is said of one GPU of a group: as a stall and as a wait."""
+    group, verdict = case.group, case.verdict
+    since_s = watch.wait_since_s if watch.wait_since_s is not None else group.since_s
+    waited_s = now.monotonic_s - since_s
+    is_odd = key in group.odd
+    base = Assessment(
+        anomaly="stalled_collective",
+        scope="gpu",
+        severity=verdict.stalled,
+        key=key,
+        since_monotonic_s=since_s,
+        since_wall_s=now.wall_s - waited_s,
+        evidence=_evidence(now, case, watch, gpu, context_idle_watts),
+    )
+    what = sentence(key, group, waited_s, base.evidence)
+    stalled = base
+    if verdict.stalled:
+        summary = f"{what}; {REASONS[verdict.reason]}, and a stall is called after {verdict.threshold_s:.0f} s."
+        stalled = replace(base, action="restart_app", summary=summary, suspect=is_odd)
+    wait = replace(base, anomaly="collective_wait", severity=verdict.wait)
+    if verdict.wait:
+        wait = replace(wait, action="look", summary=f"{what}; {REASONS[verdict.reason]}.", suspect=is_odd)
+    return stalled, wait
+
+
+def _evidence(now: Instant, case: Case, watch: GpuWatch, gpu: GpuHistory, context_idle_watts: float | None) -> Evidence:
+    group = case.group
+    return {
+        "wait_seconds": now.monotonic_s - group.since_s,
+        "threshold_seconds": case.verdict.threshold_s,
+        "reason": case.verdict.reason,
+        "group_gpus": float(len(group.members) + len(group.odd)),
+        "suspect_gpus": float(len(group.odd)),
+        "power_watts": gpu.latest("power_watts", now.monotonic_s, max(15.0, 3 * watch.interval_s)),
+        "busy_watts": watch.busy_watts,
+        "context_idle_watts": context_idle_watts,
+        "longest_ended_wait_seconds": watch.past.longest_s if watch.past.count else None,
+        "host_written_bytes_per_second": case.io.written_bytes_per_second,
+        "host_filesystem_written_bytes_per_second": case.io.filesystem_written_bytes_per_second,
+        "host_transmit_bytes_per_second": case.io.transmit_bytes_per_second,
+    }
