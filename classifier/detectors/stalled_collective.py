@@ -275,7 +275,9 @@ class StalledCollectiveDetector:
             # What is seen is activity, whatever else may not be.
             is_active = io.last_active_s is not None and now_s - io.last_active_s < self._quiet_seconds(group, io)
             if io.seen or is_active:
-                warning_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
+                # Activity explains a wait: it is never a warning sooner than where nothing is seen.
+                learned_s = max(warning_s, config.blind_critical_factor * past.longest_s)
+                warning_s = learned_s if past.count else config.io_warning_seconds
             reason = "host_io_active" if io.seen or is_active else "host_io_not_seen"
             if works_with:
                 reason = "host_cpu_active" if compiles else "others_work"

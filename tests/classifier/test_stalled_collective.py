@@ -112,6 +112,17 @@ def test_active_host_io_is_a_checkpoint_for_as_long_as_it_lasts() -> None:
     assert set(severities(played[-1][1], "collective_wait").values()) == {0}
 
 
+def test_brief_waits_before_do_not_make_a_save_a_warning() -> None:
+    def script(_: int, t: float) -> Shown:
+        is_brief = t > 200 and t % 60 < 7
+        return WAITS if 400 < t <= 450 or (t <= 380 and is_brief) else stall_at(9999)(0, t)
+
+    host = lambda t: (800e6, 1e6) if 405 < t <= 448 else (1e6, 1e6)  # noqa: E731
+    played = list(node(script, host=host).play(500))
+    assert first(played, "collective_wait", 1) == 420
+    assert first(played, "collective_wait", 2) is None  # twice a wait of 7 s is no bound
+
+
 def test_a_stall_after_a_checkpoint_has_begun_is_found_once_its_io_ends() -> None:
     host = lambda t: (800e6, 1e6) if 405 < t <= 430 else (1e6, 1e6)  # noqa: E731
     played = list(node(stall_at(400), host=host).play(600))
