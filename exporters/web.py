@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from waitress import wasyncore
-
 from agent.errors import FaultError, UsageError
 from agent.threads import NamedThread
 from exporters.landing import STYLE_SOURCE, render_landing
@@ -191,7 +189,6 @@ class WebServer:
         # Two threads may be with passwords that are being checked: one more answers in the meantime.
         self._config = config or (WebServerConfig() if access is None else WebServerConfig(threads=3))
         self._server: Any = None  # waitress has no types; everything it gives stays in this class
-        self._channels: dict[int, Any] = {}  # what the server's loop watches, by file descriptor
         self._thread: threading.Thread | None = None
 
     @property
@@ -212,7 +209,7 @@ class WebServer:
         self._port = listener.getsockname()[1]
         # Its log lines are about clients (a scraper that hung up), not about the node.
         logging.getLogger("waitress").setLevel(logging.ERROR)
-        self._server = GuardedServer(self._app, listener, self._config, self._channels, access=self._access)
+        self._server = GuardedServer(self._app, listener, self._config, {}, access=self._access)
         self._thread = NamedThread("web", self._server.run)
         self._thread.start()
 
@@ -221,10 +218,11 @@ class WebServer:
         server, thread, self._server, self._thread = self._server, self._thread, None, None
         if server is None or thread is None:
             return
-        # The loop ends when its map is empty; only its own thread may empty it.
-        server.trigger.pull_trigger(lambda: wasyncore.close_all(self._channels))
+        server.trigger.pull_trigger(server.close_all)
         thread.join(timeout=5)
         server.task_dispatcher.shutdown()
+        if not thread.is_alive() and not server.task_dispatcher.threads:
+            server.trigger.close()
 
 
 def _listen(host: str, port: int, backlog: int) -> socket.socket:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
+from waitress import wasyncore
 from waitress.adjustments import Adjustments
 from waitress.channel import HTTPChannel
 from waitress.server import TcpWSGIServer
@@ -160,6 +161,19 @@ class GuardedServer(TcpWSGIServer):  # type: ignore[misc]  # no types published
             bind_socket=False,
             sockinfo=(listener.family, listener.type, listener.proto, listener.getsockname()),
         )
+
+    def close_all(self) -> None:
+        """Close the port and all connections, whereupon the loop ends; called by the loop's thread alone.
+
+        The trigger's pipe stays open until no thread may write to it any more (whoever stops the server closes it
+        then): its number may be another file's by that time.
+        """
+        self.trigger.del_channel()
+        wasyncore.close_all(self._map)
+
+    def close(self) -> None:
+        """Close the listening socket, and not the trigger as waitress does."""
+        wasyncore.dispatcher.close(self)
 
     def readable(self) -> bool:
         """Return whether to accept; called by the loop once a round, which is when connections are closed."""

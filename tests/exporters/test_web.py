@@ -156,6 +156,23 @@ def test_a_stopped_server_frees_its_port_and_can_start_again():
     server.stop()
 
 
+def test_a_stop_whose_wakeup_comes_after_the_loop_ended_writes_into_no_closed_pipe(monkeypatch):
+    server = WebServer(WebApp(full_snapshot), "127.0.0.1", 0)
+    server.start()
+    inner, thread = server._server, server._thread
+    pull = inner.trigger._physical_pull
+
+    def late_pull() -> None:
+        pull()  # as a worker does whose request ended in the same moment
+        thread.join(timeout=10)
+        pull()
+
+    monkeypatch.setattr(inner.trigger, "_physical_pull", late_pull)
+    server.stop()
+    assert not thread.is_alive()
+    assert inner.trigger._fds == []  # closed by then
+
+
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 @pytest.mark.parametrize("listen", [":0", "[::]:0"])
 def test_all_addresses_are_both_families(listen):
