@@ -7,8 +7,9 @@ period), as far as they are measured, have to stay what they were, and change by
 where they grow with it, as much is done in a second as ever, and the steps are larger ones. So an evaluation, a
 checkpoint, longer sequences and a period that is a multiple of the step are none; where nothing of a step's work is
 measured, the GPU is left out. Only a rhythm that holds is one of steps: the usual one was seen for most of its time,
-with few other periods; those of requests change, and are alike for minutes only now and then. Other processes are
-another job and begin anew. A pace that stays for half an hour is the new normal, and ends the finding.
+with few other periods, and the longer ones are alike; those of requests change, and are alike for minutes only now and
+then. Half of a step's work in about half of its time is the same step, seen as two. Other processes are another job and
+begin anew. A pace that stays for half an hour is the new normal, and ends the finding.
 
 Cannot see: steps that `step_pace` does not see (below 4 s where power is read once a second), and a job that was slow
 from its start.
@@ -20,7 +21,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from agent.clock import Instant
@@ -37,6 +38,8 @@ _LONGEST_LOOK_S: Final = 60.0
 _LEAST_SEEN: Final = 0.6
 _LEAST_FITTING: Final = 0.75
 _FITTING_LOOKS: Final = 30
+#: Slower paces in a row that have to be alike: those of a minute.
+_STEADY_LOOKS: Final = 4
 #: Channels whose mean times the period is the work of a step, and what they are multiplied with, which may change.
 _WORK: Final = (
     ("nvlink_transmit_bytes_per_second", None),
@@ -186,6 +189,12 @@ class FailSlowDetector:
             self._learn(steps, pace, gpu)
             return
         ratio = pace.period_s / usual
+        if ratio < 1 / config.slow_factor:
+            # Half of a step as its work says too: a step of two equal parts, which shows as one or as two.
+            twice = replace(pace, period_s=2 * pace.period_s)
+            share = self._work_ratio(steps, twice, gpu)
+            if share is not None and 1 / config.same_work_factor <= share <= config.same_work_factor:
+                pace, ratio = twice, 2 * ratio
         if ratio <= config.usual_factor and ratio >= 1 / config.slow_factor:
             steps.others_s = None
             steps.fits.append(True)
@@ -230,12 +239,12 @@ class FailSlowDetector:
         threshold = math.log(config.slow_factor / config.usual_factor) * config.confirm_seconds
         # At `slow_factor` exactly, rounding must not decide.
         is_over = steps.excess >= 0.999 * threshold and steps.ratio >= 0.999 * config.slow_factor
-        if is_over and lasted_s >= config.least_seconds and (steps.severity or steps.is_rhythm()):
+        looks = [period for _, period in list(steps.slower)[-_STEADY_LOOKS:]]
+        is_steady = len(looks) == _STEADY_LOOKS and max(looks) <= config.slow_factor * min(looks) and steps.is_rhythm()
+        if is_over and lasted_s >= config.least_seconds and (steps.severity or is_steady):
             steps.severity = 2
         if lasted_s >= config.relearn_seconds:
-            newest = [entry for entry in steps.slower if entry[0] >= steps.slower[-1][0] - config.learn_seconds - 60.0]
             steps.forget()
-            steps.usual.extend(newest)
 
     def _learn(self, steps: _Steps, pace: Pace, gpu: GpuHistory) -> None:
         steps.usual.append((pace.found_s, pace.period_s))
@@ -250,12 +259,10 @@ class FailSlowDetector:
 
     def _work_ratio(self, steps: _Steps, pace: Pace, gpu: GpuHistory) -> float | None:
         """Return the work of a step against that of a usual one; None where it is not measured."""
-        ratios = sorted(
+        ratios = [
             amount / steps.work[channel] for channel, amount in _work_of(gpu, pace).items() if channel in steps.work
-        )
-        if not ratios:
-            return None
-        return max(ratios, key=lambda ratio: abs(math.log(ratio)))
+        ]
+        return max(ratios, key=lambda ratio: abs(math.log(ratio)), default=None)
 
     def _describe(
         self, now: Instant, gpu: GpuHistory, steps: _Steps, usual: float | None, pace: Pace | None

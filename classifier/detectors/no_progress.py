@@ -3,9 +3,9 @@
 A stall in which no kernel spins: a rank that waits in a lock or a socket, collectives polled from the CPU, a scheduler
 that never hands out the next batch. It looks like a pause, so it is a warning and never more. What arms is the GPU's
 own past: two minutes of work in the last fifteen, without rests (training goes on until it ends; cells and requests
-come and go), and that it trained: by its label of then, or, where that was not known, by steps that were seen in that
-time or by others that worked in step and fell quiet with it. A label or a declaration of inference, and notebooks,
-never arm: they wait for people.
+come and go), and that it trained: by its label of then, or, where that was not known, by steps that were seen for most
+of that time or by others that worked in step and fell quiet with it. A label or a declaration of inference, and
+notebooks, never arm: they wait for people.
 
 Quiet is utilisation near 0 without NVLink or PCIe traffic, host I/O that is measured and quiet, and processes that use
 no CPU, for five minutes. A process that keeps one core busy (it may poll, it may compute) makes it information, after
@@ -70,6 +70,8 @@ class NoProgressConfig:
     arm_window_seconds: float = 900.0
     #: ... and in this share of the time since the first of it: what rests for longer is a notebook, or serves.
     arm_share_ratio: float = 0.6
+    #: Steps tell of training where they were seen in this share of the work.
+    arm_steps_ratio: float = 0.5
     #: GPUs that fall quiet within this time of each other worked together.
     together_seconds: float = 60.0
     host_io: HostIoConfig = field(default_factory=HostIoConfig)
@@ -80,8 +82,8 @@ class NoProgressConfig:
         require(work > quiet, "work_utilization_ratio", work, f"above quiet_utilization_ratio ({quiet})")
         cores = self.polling_cores
         require(cores > self.idle_cores, "polling_cores", cores, f"above idle_cores ({self.idle_cores})")
-        share = self.arm_share_ratio
-        require(0 < share <= 1, "arm_share_ratio", share, "above 0 and at most 1")
+        for name in ("arm_share_ratio", "arm_steps_ratio"):
+            require(0 < getattr(self, name) <= 1, name, getattr(self, name), "above 0 and at most 1")
         is_within = self.arm_window_seconds >= self.arm_seconds
         require(is_within, "arm_window_seconds", self.arm_window_seconds, f"at least arm_seconds ({self.arm_seconds})")
 
@@ -96,7 +98,7 @@ class _Watch:
     worked_s: float | None = None  # last sample of work
     trained_s: float | None = None  # last label of training, and of inference, while it worked
     served_s: float | None = None
-    stepped_s: float | None = None  # when steps were last seen
+    step_bins: deque[float] = field(default_factory=lambda: deque(maxlen=256))  # those of work in which steps were seen
     quiet_s: float | None = None  # since when every sample is quiet
     cpu_s: float | None = None  # last time the processes used more than `idle_cores`
     computed_s: float | None = None  # and more than `polling_cores`
@@ -104,7 +106,8 @@ class _Watch:
     def forget(self) -> None:
         """Begin anew: other processes are other work."""
         self.work_bins.clear()
-        self.worked_s = self.trained_s = self.served_s = self.stepped_s = self.quiet_s = None
+        self.step_bins.clear()
+        self.worked_s = self.trained_s = self.served_s = self.quiet_s = None
         self.cpu_s = self.computed_s = None
 
 
@@ -167,8 +170,9 @@ class NoProgressDetector:
                 watch.trained_s = now_s
             elif decision.workload in ("inference", "other"):
                 watch.served_s = now_s
-        if is_at_work and self._paces.pace(gpu.key, now_s) is not None:
-            watch.stepped_s = now_s
+        is_new = bool(watch.work_bins) and watch.work_bins[-1] not in watch.step_bins
+        if is_at_work and is_new and self._paces.pace(gpu.key, now_s) is not None:
+            watch.step_bins.append(watch.work_bins[-1])
         cores = gpu.series("process_cpu_ratio", now_s, lookback_s)
         if cores.size:
             most = float(cores.values.max())
@@ -208,8 +212,7 @@ class NoProgressDetector:
         )
         if is_waiting or (watch.served_s or 0.0) > (watch.trained_s or 0.0):
             return False
-        was_stepping = watch.stepped_s is not None and watch.stepped_s >= watch.quiet_s - config.arm_window_seconds
-        if watch.trained_s is not None or was_stepping:
+        if watch.trained_s is not None or self._stepped_long(watch, watch.quiet_s):
             return True
         return any(
             other is not gpu
@@ -229,6 +232,12 @@ class NoProgressDetector:
         bins = [start_s for start_s in watch.work_bins if start_s >= quiet_s - config.arm_window_seconds]
         work_s = len(bins) * max(_BIN_S, interval_seconds(gpu, worked_s))
         return work_s >= config.arm_seconds and work_s >= config.arm_share_ratio * (quiet_s - bins[0])
+
+    def _stepped_long(self, watch: _Watch, quiet_s: float) -> bool:
+        """Return whether steps were seen for most of the work: here and there, the cells of a notebook show some."""
+        since_s = quiet_s - self._config.arm_window_seconds
+        stepped, worked = (sum(bin_s >= since_s for bin_s in bins) for bins in (watch.step_bins, watch.work_bins))
+        return stepped >= self._config.arm_steps_ratio * worked
 
     def _others_work(self, gpu: GpuHistory, history: History, now: Instant) -> bool:
         """Return whether another GPU of the same job still works or spins."""

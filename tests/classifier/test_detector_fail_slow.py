@@ -117,6 +117,20 @@ def test_long_steps_that_become_longer_do_not_vanish() -> None:
     assert found <= 1000
 
 
+def test_a_step_that_shows_as_two_halves_is_still_the_same_step() -> None:
+    said = timeline(lambda t: Pacing(0.8) if t <= 500 else Pacing(0.6, work=0.5), 800)
+    assert first(said) is not None
+    assert said[800].evidence["step_seconds"] == pytest.approx(1.2, rel=0.02)
+    assert said[800].evidence["slowdown_ratio"] == pytest.approx(1.5, rel=0.02)
+    # As long as before, and a short step with little work in it.
+    assert first(timeline(lambda t: Pacing(0.8) if t <= 500 else Pacing(0.4, work=0.5), 1000)) is None
+    assert first(timeline(lambda t: Pacing(0.8) if t <= 500 else Pacing(0.6, work=0.2), 1000)) is None
+
+
+def test_longer_periods_that_are_not_alike_are_no_steps() -> None:
+    assert first(timeline(lambda t: Pacing(0.8) if t <= 500 else Pacing(1.0 if t % 140 < 70 else 1.3), 1100)) is None
+
+
 def test_accumulation_that_doubles_the_step_is_no_slow_step() -> None:
     assert first(timeline(lambda t: Pacing(0.8) if t <= 500 else Pacing(1.6, work=2.0), 1000)) is None
 

@@ -67,6 +67,14 @@ def test_one_gpu_needs_a_label_of_training_or_steps_that_are_seen() -> None:
     assert first(played(trains_until(500), gpus=1, interval_s=1.0)) == 805  # steps of 20 s
 
 
+def test_steps_that_are_seen_now_and_then_are_those_of_cells() -> None:
+    steady: Script = lambda gpu, t: ranked(WORKS if t <= 800 else QUIET, gpu)  # noqa: E731
+    script: Script = lambda gpu, t: (trains_until(500) if 30 < t <= 250 else steady)(gpu, t)  # noqa: E731
+    assert first(played(script, 1300, gpus=1, interval_s=1.0, ranks=idle_from(800))) is None
+    mostly: Script = lambda gpu, t: (trains_until(1000) if 30 < t <= 600 else steady)(gpu, t)  # noqa: E731
+    assert first(played(mostly, 1300, gpus=1, interval_s=1.0, ranks=idle_from(800))) == 1105
+
+
 def test_bursts_with_rests_between_them_are_no_training() -> None:
     def cells(gpu: int, t: float) -> Shown:
         # Steps of 20 s are seen in each burst of 100 s, and 100 s of rest follow.
