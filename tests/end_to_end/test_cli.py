@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -78,6 +80,29 @@ def test_a_full_disk_ends_a_command_with_one_sentence(tmp_path):
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("warpwatch: cannot write trace /dev/full: No space left on device")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit (package util-linux) is absent")
+@pytest.mark.parametrize(("name", "size"), [("out.jsonl", 1200), ("out.jsonl.gz", 600)])
+def test_a_disk_that_becomes_full_ends_a_recording_and_what_was_written_can_be_read(tmp_path, name, size):
+    done = subprocess.run(
+        ["prlimit", f"--fsize={size}:{size}", warpwatch(), "record", name, "--duration", "60"],
+        check=False,
+        stderr=-1,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    found = re.fullmatch(
+        rf"warpwatch: cannot write trace {name}: File too large; the recording ends after (\d+) ticks", last
+    )
+    assert found, done.stderr
+    done = run_warpwatch("convert", name, "read.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    _header, *ticks = (tmp_path / "read.jsonl").read_text().splitlines()
+    assert abs(len(ticks) - int(found[1])) <= 1
 
 
 def test_a_replay_stops_when_told(tmp_path):
