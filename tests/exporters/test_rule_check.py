@@ -146,7 +146,7 @@ def test_a_detector_and_a_sampler_that_are_off_are_told(tmp_path, capsys):
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     alerts = {one["name"] for one in found if one["kind"] == "alert"}
     assert alerts == {"WarpwatchThrottled"}
-    assert {one["why"] for one in found if one["name"] == "job_key_workload:warpwatch_gpus:held"} == {
+    assert {one["why"] for one in found if one["name"] == "instance_gpu:warpwatch_gpu_owner_share_ratio:live"} == {
         "warpwatch_gpu_owner_share_ratio is not exported: [samplers] owners is off"
     }
 
