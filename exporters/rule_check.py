@@ -19,7 +19,7 @@ from agent.errors import UsageError
 
 #: Functions that give a result without a series: `absent` above all because there is none.
 _WITHOUT_SERIES: Final = frozenset({"absent", "absent_over_time", "time", "vector", "scalar", "pi"})
-_PREFIX: Final = "warpwatch_"
+_PREFIXES: Final = ("warpwatch_", "DCGM_")
 _LABEL_OF_METRIC: Final = "__name__"
 
 #: Words that a label may hold, by label; one that is not there may hold anything. None: there is no series.
@@ -68,6 +68,8 @@ def read_rules(path: Path) -> list[Rule]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is no YAML: {' '.join(str(error).split())[:200]}") from error
+    if isinstance(content, dict) and content.get("kind") == "PrometheusRule":
+        content = content.get("spec")
     groups = content.get("groups") if isinstance(content, dict) else None
     if not isinstance(groups, list):
         raise UsageError(f"{path} is no file of rules: it has no list `groups`")
@@ -87,14 +89,14 @@ def silent_rules(rules: Sequence[Rule], feeds: Feeds) -> list[Silent]:
     found: list[Silent] = []
     for rule, expression in parsed:
         reader = _Reader(feeds, recorded)
-        if reader.read(expression) is None:
+        if reader.read_of(rule, expression) is None:
             found.append(Silent(rule=rule, why="; ".join(dict.fromkeys(reader.why)) or "it has no result"))
     return found
 
 
 def _learn(rule: Rule, expression: Any, feeds: Feeds) -> bool:  # noqa: ANN401 - the parser has no types
     """Add what a rule records to what is known; several rules may record one name. Return whether this was new."""
-    possible = _Reader(feeds).read(expression)
+    possible = _Reader(feeds).read_of(rule, expression)
     if possible is None:
         return False
     words: Words = {**possible, **{label: frozenset({value}) for label, value in rule.labels.items()}}
@@ -112,7 +114,13 @@ class _Reader:
         self._recorded = frozenset(recorded)
         self.why: list[str] = []
 
-    def read(self, expression: Any) -> Possible:  # noqa: ANN401 - the parser has no types
+    def read_of(self, rule: Rule, expression: Any) -> Possible:  # noqa: ANN401 - the parser has no types
+        try:
+            return self.read(expression)
+        except RecursionError as error:
+            raise UsageError(f"{rule.file}: {rule.name}: its expression is nested too deeply to be checked") from error
+
+    def read(self, expression: Any) -> Possible:  # noqa: ANN401
         kind = type(expression).__name__
         reader: Callable[[Any], Possible] | None = getattr(self, f"_{kind.lower()}", None)
         return reader(expression) if reader is not None else {}
@@ -199,7 +207,7 @@ class _Reader:
             self.why.append(f"{name} is recorded by a rule that can never give a result")
         elif ":" in name:
             self.why.append(f"no rule of these files records {name}; check the file that does together with this one")
-        elif name.startswith(_PREFIX):
+        elif name.startswith(_PREFIXES):
             near = difflib.get_close_matches(name, self._feeds.words, n=1)
             self.why.append(f"there is no metric {name}" + (f"; did you mean {near[0]}?" if near else ""))
         else:
@@ -237,7 +245,9 @@ def _entries(path: Path, group: object) -> list[Any]:
 
 def _rule(path: Path, group: Mapping[str, Any], entry: object) -> Rule:
     if isinstance(entry, dict):
-        name = entry.get("alert") or entry.get("record")
+        name, labels = entry.get("alert") or entry.get("record"), entry.get("labels") or {}
+        if not isinstance(labels, dict):
+            raise UsageError(f"{path} is no file of rules: the labels of {name} are no mapping")
         if isinstance(name, str) and "expr" in entry:
             return Rule(
                 file=path,
@@ -245,7 +255,7 @@ def _rule(path: Path, group: Mapping[str, Any], entry: object) -> Rule:
                 name=name,
                 is_alert="alert" in entry,
                 expr=str(entry["expr"]),
-                labels={str(label): str(value) for label, value in (entry.get("labels") or {}).items()},
+                labels={str(label): str(value) for label, value in labels.items()},
             )
     raise UsageError(f"{path} is no file of rules: a rule has no `alert` or `record`, or no `expr`")
 

@@ -193,3 +193,36 @@ def test_files_that_are_none_are_one_sentence(tmp_path, capsys, text, said):
     assert said in error
     assert error.count("\n") == 1
     assert check(tmp_path / "absent.yml") == 2
+
+
+def test_rules_as_kubernetes_has_them_are_read(tmp_path, capsys):
+    rules = [{"alert": "Off", "expr": "warpwatch_nothing > 1"}, {"alert": "On", "expr": "up"}]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"kind": "PrometheusRule", "spec": {"groups": [{"name": "g", "rules": rules}]}}))
+    assert check(file) == 1
+    assert "1 of 2 rules can never fire" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("dcgm", ["false", "true"])
+def test_a_name_of_dcgm_that_is_never_exported_is_told(dcgm, tmp_path, capsys):
+    config, file = tmp_path / "site.toml", tmp_path / "rules.yml"
+    config.write_text(f"[export]\ndcgm = {dcgm}\n")
+    rules = [{"alert": "Encoder", "expr": "DCGM_FI_DEV_ENC_UTIL > 90"}]
+    file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": rules}]}))
+    assert check(file, "--config", config) == 1
+    assert "there is no metric DCGM_FI_DEV_ENC_UTIL" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ({"expr": "up", "labels": ["a"]}, "the labels of A are no mapping"),
+        ({"expr": "up", "labels": "a"}, "the labels of A are no mapping"),
+        ({"expr": " + ".join(["up"] * 2000)}, "A: its expression is nested too deeply to be checked"),
+    ],
+)
+def test_what_is_no_rule_is_said_in_one_sentence(rule, says, tmp_path, capsys):
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "g", "rules": [{"alert": "A", **rule}]}]}))
+    assert check(file) == 2
+    assert capsys.readouterr().err.strip().endswith(says)
