@@ -65,7 +65,7 @@ class WebServerConfig:
 
 
 class Step(IntEnum):
-    """What a connection is waiting for; the lower, the less is lost with it."""
+    """What a connection is waiting for; of two that began at once, the lower one goes first."""
 
     REQUEST = 0  #: The rest of a request, or its first one.
     IDLE = 1  #: The next request.
@@ -102,7 +102,11 @@ class GuardedChannel(HTTPChannel):  # type: ignore[misc]  # no types published
 
     def received(self, data: bytes) -> bool:
         """Take what the client has sent."""
-        is_taken: bool = super().received(data)
+        try:
+            is_taken: bool = super().received(data)
+        except ValueError:  # an address that urllib cannot take apart, which waitress lets through to the log
+            self.server.refuse(self)
+            return False
         if len(self.requests) > self.server.config.pipelined_max:
             self.server.refuse(self)
         return is_taken
@@ -228,10 +232,19 @@ class GuardedServer(TcpWSGIServer):  # type: ignore[misc]  # no types published
                 channel.handle_close()
 
     def _close_one(self, now_s: float) -> None:
-        """Close, of the address with the most connections, the one that is least missed, the oldest of these."""
+        """Close, of the address with the most connections, the one that has been in its step for longest.
+
+        Whatever fills the server, slow requests, idle connections or answers that nobody fetches, goes before the
+        scraper that asks now; one that is idle between two scrapes comes again.
+        """
         channels = list(self.active_channels.values())
         held = Counter(channel.addr[0] for channel in channels)
-        min(channels, key=lambda channel: (-held[channel.addr[0]], *channel.look(now_s))).handle_close()
+
+        def worth(channel: GuardedChannel) -> tuple[int, float, Step]:
+            step, since_s = channel.look(now_s)
+            return -held[channel.addr[0]], since_s, step
+
+        min(channels, key=worth).handle_close()
 
     def _close_slowest_reader(self, now_s: float) -> None:
         readers = (channel for channel in self.active_channels.values() if channel.total_outbufs_len)

@@ -168,6 +168,33 @@ def test_an_incomplete_request_goes_before_an_idle_scraper_of_the_same_address(l
     assert loop.fetch(scraper).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.parametrize("held", ["idle", "unfetched"])
+def test_whatever_fills_the_server_goes_before_a_scraper_that_asks(loop, held):
+    loop = loop(connection_limit=4, unsent_max_bytes=1 << 30)
+    oldest = loop.connect()
+    if held == "idle":
+        assert loop.fetch(oldest).startswith(b"HTTP/1.1 200")
+    else:
+        oldest.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert loop.turn(lambda: any(channel.total_outbufs_len for channel in loop.server.active_channels.values()))
+    assert loop.after(0.6, oldest)
+    others = [loop.connect() for _ in range(2)]
+    for client in others:
+        assert loop.fetch(client).startswith(b"HTTP/1.1 200")
+    assert loop.after(1.0, oldest)
+    scraper = loop.connect()
+    assert not loop.is_held(oldest)
+    assert all(map(loop.is_held, others))
+    assert loop.fetch(scraper).startswith(b"HTTP/1.1 200")
+
+
+def test_an_address_that_is_none_ends_the_connection_and_is_not_logged(loop, caplog):
+    loop = loop()
+    client = loop.connect(b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert loop.turn(lambda: not loop.is_held(client))
+    assert not caplog.records
+
+
 def test_a_connection_gets_no_event_of_the_one_that_had_its_descriptor(loop):
     # Three connect at once at a server for two: the third gets the descriptor of the first in the round that closes it.
     loop = loop(connection_limit=2)
