@@ -12,8 +12,8 @@ from tests.end_to_end.programs import ROOT, Alertmanager, WebhookReceiver, fetch
 pytestmark = pytest.mark.end_to_end
 
 
-def alert(name: str, **labels: str) -> dict:
-    return {"labels": {"alertname": name, "job": "warpwatch", "severity": "critical", **labels}}
+def alert(name: str, severity: str = "critical", **labels: str) -> dict:
+    return {"labels": {"alertname": name, "job": "warpwatch", "severity": severity, **labels}}
 
 
 def send(address: str, alerts: list[dict]) -> None:
@@ -45,3 +45,35 @@ def test_a_job_that_stands_still_is_one_alert_and_gpus_of_nobody_keep_theirs(tmp
     ]
     assert {payload["receiver"] for payload in receiver.payloads} == {"on-call"}
     assert len(json.loads(body)) == len(gpus)
+
+
+def test_a_job_or_an_outage_over_many_nodes_is_one_message_and_faults_of_two_nodes_are_two(tmp_path):
+    nodes = [f"n{number}" for number in range(32)]
+    alerts = [
+        *(alert("WarpwatchFailSlow", "warning", instance=node, uuid="GPU-a", job_key="slurm:7") for node in nodes),
+        *(alert("WarpwatchThrottled", instance=node, uuid="GPU-b", job_key="slurm:8") for node in nodes),
+        *(alert("WarpwatchLowUtilization", "info", instance=node, gpu="0", job_key="slurm:9") for node in nodes),
+        *(alert("WarpwatchPortErrors", instance=node, device="mlx5_0") for node in nodes),
+        *(alert("WarpwatchStorageStall", "warning", instance=node) for node in nodes),
+        *(alert("WarpwatchAgentDown", "warning", instance=f"down{number}") for number in range(32)),
+        *(alert("WarpwatchGpuState", instance=node, gpu="0", state="lost") for node in nodes[:2]),
+        *(alert("WarpwatchEccRemap", "warning", instance=node, gpu="0") for node in nodes[:2]),
+    ]
+    routes = ROOT / "exporters/alertmanager/alertmanager.yml"
+    with WebhookReceiver() as receiver, Alertmanager(tmp_path, routes, receiver.url) as alertmanager:
+        wait_for("Alertmanager", lambda: fetch(f"http://{alertmanager.address}/-/ready")[0] == 200)
+        send(alertmanager.address, alerts)
+        wait_for("all", lambda: sum(len(payload["alerts"]) for payload in receiver.payloads) >= len(alerts))
+    messages = [(one["receiver"], one["groupLabels"]["alertname"], len(one["alerts"])) for one in receiver.payloads]
+    assert sorted(messages) == [
+        ("on-call", "WarpwatchGpuState", 1),
+        ("on-call", "WarpwatchGpuState", 1),
+        ("on-call", "WarpwatchPortErrors", 32),
+        ("on-call", "WarpwatchThrottled", 32),
+        ("people", "WarpwatchAgentDown", 32),
+        ("people", "WarpwatchEccRemap", 1),
+        ("people", "WarpwatchEccRemap", 1),
+        ("people", "WarpwatchFailSlow", 32),
+        ("people", "WarpwatchLowUtilization", 32),
+        ("people", "WarpwatchStorageStall", 32),
+    ]
