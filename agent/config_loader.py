@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-import os
-import stat
 import tomllib
 import types
 import typing
@@ -19,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent.admin_file import read_admin_file
 from agent.errors import UsageError
 
 T = TypeVar("T")
@@ -30,20 +29,7 @@ def load_toml(schema: type[T], path: Path) -> T:
     Raises UsageError for an unreadable file, broken TOML, an unknown key, a wrong type, or a value that the dataclass
     refuses (a ValueError of its `__post_init__`).
     """
-    try:
-        with path.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            data = stream.read(_FILE_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read configuration {path}: {error.strerror}") from error
-    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        raise UsageError(f"every user may write configuration {path}; take that away with chmod o-w")
-    if len(data) > _FILE_MAX_BYTES:
-        raise UsageError(f"configuration {path} is longer than {_FILE_MAX_BYTES} bytes")
-    try:
-        text = data.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"configuration {path} is not UTF-8 text") from error
+    text = read_admin_file(path, "configuration").replace("\r\n", "\n")
     try:
         values = tomllib.loads(text)
     except ValueError as error:  # also of a whole number with thousands of digits
@@ -64,7 +50,7 @@ def dump_toml(config: object, sources: Mapping[str, str] | None = None) -> str:
 
 def sources_of(path: Path) -> dict[str, str]:
     """Return `FILE:LINE` for the full name of each key that the file sets; the file is one that `load_toml` read."""
-    text = path.read_text(encoding="utf-8").replace("\r\n", "\n")
+    text = read_admin_file(path, "configuration").replace("\r\n", "\n")
     found: dict[str, str] = {}
     for table, key, number in _assignments(text):
         found[f"{table}.{key}" if table else key] = f"{path}:{number}"
@@ -169,7 +155,6 @@ class _Loader:
 
 
 #: Nobody reads a longer file, or more of a value in a sentence.
-_FILE_MAX_BYTES = 1 << 20
 _SHOWN_MAX = 120
 #: Ends of names whose values are shares of a whole.
 _SHARES = ("_ratio", "_probability")

@@ -8,14 +8,13 @@ would be worse than none. Needs PyYAML (and bcrypt where there are users): warpw
 from __future__ import annotations
 
 import difflib
-import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn
 
+from agent.admin_file import read_admin_file
 from agent.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 ClientAuth = Literal["none", "optional", "required"]
 
-#: Nobody reads a longer one.
-_FILE_MAX_BYTES: Final = 1 << 20
 #: A password takes 60 ms at cost 10 and twice that for each step more: 4 s at 16, the most that makes sense.
 _COST_MAX: Final = 16
 _BCRYPT: Final = re.compile(r"\$2[aby]\$(\d\d)\$[./A-Za-z0-9]{53}")
@@ -116,18 +113,7 @@ def load_web_config(path: Path) -> WebConfig:
         import yaml
     except ImportError as error:
         raise UsageError(f"[export] web_config = {str(path)!r} needs PyYAML: pip install 'warpwatch[web]'") from error
-    try:
-        with path.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            text = stream.read(_FILE_MAX_BYTES + 1).decode("utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot read web configuration {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"web configuration {path} is not UTF-8 text") from error
-    if stat.S_ISREG(mode) and mode & stat.S_IWOTH:
-        raise UsageError(f"every user may write web configuration {path}; take that away with chmod o-w")
-    if len(text) > _FILE_MAX_BYTES:
-        raise UsageError(f"web configuration {path} is longer than {_FILE_MAX_BYTES} bytes")
+    text = read_admin_file(path, "web configuration")
     try:
         # Nodes, not objects: they know their lines, and nothing in the file is ever made into more than text.
         root = yaml.compose(text, Loader=yaml.SafeLoader)

@@ -190,6 +190,13 @@ def test_files_that_anybody_may_write_are_refused(tmp_path):
             load(path)
 
 
+@pytest.mark.parametrize("load", [load_config, load_web_config])
+def test_a_pipe_that_nobody_writes_to_holds_nothing_up(tmp_path, load):
+    os.mkfifo(tmp_path / "warpwatch.toml")
+    with pytest.raises(UsageError, match=r"cannot read .*warpwatch\.toml: it is a pipe; save it to a file first"):
+        load(tmp_path / "warpwatch.toml")
+
+
 def test_small_files_that_anybody_may_write_are_left_out(tmp_path):
     jobs = JobFiles(JobFilesConfig(folder=str(tmp_path)))
     path = tmp_path / "a.json"
