@@ -17,7 +17,7 @@ def finding_of(
     clock_s: float,
     open_since_s: float | None,
     total: int,
-    last_wall_s: float | None,
+    last_s: float | None,
 ) -> Assessment:
     """Return the assessment of a job with something wrong: `variant` is late, missed, truncated or long.
 
@@ -38,7 +38,7 @@ def finding_of(
         "overdue_seconds": ago_s if variant in {"late", "missed"} else None,
         "tolerance_seconds": cadence.tolerance_s,
         "checkpoints": float(total),
-        "seconds_since_last": None if last_wall_s is None else now.wall_s - last_wall_s,
+        "seconds_since_last": None if last_s is None else now.monotonic_s - last_s,
         "written_bytes": None if truncated is None else truncated.written_bytes,
         "usual_bytes": stream.usual_bytes,
         "usual_seconds": stream.usual_seconds,

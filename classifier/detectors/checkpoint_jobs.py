@@ -131,6 +131,13 @@ class JobActivity:
             self.clock_s += span_s
         self._look(level / looked_at, cores, now_s)
 
+    def is_out_of_sight(self, gpus: Sequence[GpuHistory], now_s: float) -> bool:
+        """Return whether nothing came of its GPUs for so long that it may be gone: they are lost, or hang."""
+        if self._seen_s is None:
+            return True
+        age_s = now_s - self._seen_s
+        return age_s > _STALE_S and age_s > 3 * interval_seconds(gpus[0], now_s)
+
     def dipped(self, from_s: float, until_s: float) -> bool:
         """Return whether the job paused, did less than usual or took more of the CPU, at any time between the two."""
         return self.first_dip(from_s, until_s) is not None

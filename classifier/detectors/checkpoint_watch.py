@@ -66,6 +66,7 @@ class WatchedJob:
     chosen_s: float = float("-inf")  # when that was decided
     total: int = 0
     last_wall_s: float | None = None
+    last_s: float | None = None  # the same in monotonic seconds: a clock may be set meanwhile
     last_bytes: float | None = None
     severity: int = 0
 
@@ -74,7 +75,7 @@ class WatchedJob:
         if stream.last is None:
             return
         self.total += 1
-        self.last_wall_s = wall_s_of(stream.last.end_s, now)
+        self.last_s, self.last_wall_s = stream.last.end_s, wall_s_of(stream.last.end_s, now)
         self.last_bytes = stream.last.written_bytes
 
     def sign(self, burst: Burst, host: HostBursts, *, is_own: bool, sees_all: bool) -> str:

@@ -12,9 +12,9 @@ write and in what leaves its GPUs over PCIe; takes those with a sign of the job 
 
 The clock of all this stands still while the job does, so that a stall is the finding of stalled_collective alone. A gap
 in telemetry, or a restart of the agent, loses the phase and not the period: nothing is due before a whole period after
-it. Other processes are another job. Nothing is learned of GPUs that are idle most of the time: a server's requests
-come in bursts. A job that is labelled inference or other is left out unless it declares training,
-and so is one of which no cadence is known: it may save on another node, or never.
+it. Other processes are another job, and none is its end; one whose GPUs are lost is out of sight. Nothing is learned of
+GPUs that are idle most of the time: a server's requests come in bursts. A job that is labelled inference or other is
+left out unless it declares training, and so is one of which no cadence is known: it may save on another node, or never.
 
 Cannot see: checkpoints of less than 200 MB, where the agent may not read what processes write; periods under a minute,
 whose bursts are one; a job whose writes are drowned in the traffic of others; a first checkpoint that never comes.
@@ -30,7 +30,7 @@ from agent.clock import Instant
 from agent.history import History
 from agent.records import GpuKey
 from classifier.config_checks import require
-from classifier.detectors import wall_s_of
+from classifier.detectors import monotonic_s_of, wall_s_of
 from classifier.detectors.baseline import PowerBaselines
 from classifier.detectors.channels import is_same_work
 from classifier.detectors.checkpoint_bursts import HOST_SOURCES, JOB_SOURCES, Burst, BurstConfig, BurstTracker
@@ -108,6 +108,7 @@ class MissedCheckpointDetector:
         if self._paces is not None:
             self._paces.update(now, history)
         present = jobs_of(history, self._config.most_jobs)
+        present = {key: gpus for key, gpus in present.items() if not self._has_ended(key, gpus)}
         for key, gpus in present.items():
             self._meet(key, gpus, now)
         closed = self._read(present, history, decisions, now.monotonic_s)
@@ -178,6 +179,11 @@ class MissedCheckpointDetector:
         if self._saved:
             self._take_saved(job, now)
 
+    def _has_ended(self, key: str, gpus: JobGpus) -> bool:
+        """Return whether a job had processes and has none: nobody may say that its GPUs are free."""
+        job = self._jobs.get(key)
+        return job is not None and bool(job.process_ids) and all(gpu.processes == () for gpu in gpus.gpus)
+
     @staticmethod
     def _is_other_work(
         job: WatchedJob, present: frozenset[int] | None, by_gpu: Mapping[GpuKey, frozenset[int]], *, is_named: bool
@@ -213,6 +219,7 @@ class MissedCheckpointDetector:
                 del self._saved[job.job_key]
                 saved.give(job.streams[saved.source], job.activity.clock_s)
                 job.total, job.last_wall_s, job.last_bytes = saved.total, saved.last_wall_s, saved.last_bytes
+                job.last_s = None if saved.last_wall_s is None else monotonic_s_of(saved.last_wall_s, now)
             elif starts:
                 del self._saved[job.job_key]
 
@@ -304,6 +311,8 @@ class MissedCheckpointDetector:
             return None
         if now.monotonic_s - tracker.seen_s > self._config.bursts.gap_seconds:
             return None
+        if job.activity.is_out_of_sight(gpus.gpus, now.monotonic_s):
+            return None
         variant, severity = "none", 0
         if stream.is_smallness_due(clock_s):
             stream.call_truncated()
@@ -331,7 +340,7 @@ class MissedCheckpointDetector:
             clock_s=clock_s,
             open_since_s=tracker.open_since_s,
             total=job.total,
-            last_wall_s=job.last_wall_s,
+            last_s=job.last_s,
         )
 
     def _tracker(self, job: WatchedJob, source: str) -> BurstTracker:

@@ -49,6 +49,8 @@ class Job:
     declared_s: float | None = None
     pids: tuple[int, ...] = (101, 102)
     new_pids_s: float | None = None  # from here on they are others
+    ends_s: float | None = None  # from here on there are none
+    lost_s: float | None = None  # from here on its GPUs bring nothing
     busy: np.ndarray = field(init=False)  # share of the reading in which it works
     waits: np.ndarray = field(init=False)  # share in which it waits in a collective
     transmit: np.ndarray = field(init=False)  # over PCIe, B/s of each GPU
@@ -81,6 +83,8 @@ class World:
     has_pcie: bool = True
     decisions: dict[GpuKey, Decision] = field(default_factory=dict)
     judge_every: int = 1
+    #: When the wall clock was set, and by how much.
+    clock_set: tuple[float, float] = (0.0, 0.0)
     #: What the work of each job is labelled.
     label: str = "training"
 
@@ -108,7 +112,8 @@ class World:
         noise = self.rng.normal(1.0, 0.02, (self.steps, 2))
         for step in range(int(from_s / STEP_S), self.steps):
             time_s = 1000.0 + (step + 1) * STEP_S
-            now = Instant(time_s, WALL_S + time_s)
+            set_s, by_s = self.clock_set
+            now = Instant(time_s, WALL_S + time_s + by_s * (step * STEP_S >= set_s))
             if not any(start_s <= step * STEP_S < end_s for start_s, end_s in self.gaps):
                 self._ingest(step, now, noise[step].tolist())
             if step % 36 == 0:
@@ -124,6 +129,8 @@ class World:
             self._is_new = is_new
             self._facts(now)
         for job in self.jobs:
+            if job.lost_s is not None and step * STEP_S >= job.lost_s:
+                continue
             busy, waits, transmit = float(job.busy[step]), float(job.waits[step]), float(job.transmit[step])
             for place, gpu in enumerate(job.gpus):
                 one = self.history.gpus[key_of(gpu)]
@@ -147,6 +154,12 @@ class World:
         at = {"monotonic_s": now.monotonic_s, "wall_s": now.wall_s}
         records: list[Record] = []
         for job, is_new in zip(self.jobs, self._is_new, strict=True):
+            elapsed_s = now.monotonic_s - 1000.0
+            if job.lost_s is not None and elapsed_s >= job.lost_s:
+                continue
+            if job.ends_s is not None and elapsed_s >= job.ends_s:
+                records += [GpuSlowSample(**at, key=key_of(gpu), processes=()) for gpu in job.gpus]
+                continue
             for gpu, old_pid in zip(job.gpus, job.pids, strict=True):
                 key, pid = key_of(gpu), old_pid + 1000 * is_new
                 records.append(GpuSlowSample(**at, key=key, processes=(GpuProcess(pid, 40_000_000_000),)))

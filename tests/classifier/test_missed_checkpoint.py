@@ -367,6 +367,31 @@ def test_gpus_without_a_known_holder_are_the_job_without_a_name() -> None:
     assert first(played(world, ""), 3) is not None
 
 
+def test_a_finding_ends_with_a_job_that_nobody_names() -> None:
+    world, _, _ = world_of(Saves(), hours=2.6, key=None, ends_s=8700.0)
+    found = played(world, "")
+    assert first(found, 3) is not None
+    last_s, severity, *_ = found[-1]
+    assert (severity, last_s < 8850.0) == (0, True)
+
+
+def test_a_job_whose_gpus_are_lost_is_absent() -> None:
+    world, _, _ = world_of(Saves(), hours=2.6, lost_s=8700.0)
+    found = played(world)
+    assert first(found, 3) is not None
+    assert found[-1][0] < 8850.0
+
+
+@pytest.mark.parametrize("by_s", [-1e6, 1e6])
+def test_the_time_since_the_last_one_does_not_follow_the_wall_clock(by_s: float) -> None:
+    world, _, times = world_of(Saves())
+    world.clock_set = (6700.0, by_s)
+    found = [(time_s, whole) for time_s, severity, _, whole in played(world) if severity]
+    assert found
+    for time_s, whole in found:
+        assert whole.evidence["seconds_since_last"] == pytest.approx(time_s - times[-1], abs=60.0)
+
+
 def test_a_source_that_is_not_read_any_more_is_absent() -> None:
     world, _, _ = world_of(Saves(target="filesystem_written", style="rank0"))
     world.has_pcie = False
