@@ -148,6 +148,9 @@ class WebAccess:
         # Before it is read: a change in the meantime is another change.
         own = _signature(self._path)
         config = load_web_config(self._path)
+        if number and config.is_blank and not self._loaded.config.is_blank:
+            # Cut before it is written anew, or by a full disk: that must not open the page.
+            raise UsageError(f"web configuration {self._path} is empty")
         signatures = (own, *self._signatures(config)[1:])
         context, names = None, frozenset[str]()
         if config.tls is not None:

@@ -95,6 +95,7 @@ class WebConfig:
     users: Mapping[str, bytes] = field(default_factory=dict)  # bcrypt hashes by user; empty where nobody is asked
     headers: Mapping[str, str] = field(default_factory=dict)
     rate_limit: RateLimit = field(default_factory=RateLimit)
+    is_blank: bool = field(default=False, compare=False)  # the file has nothing in it, not even `{}`
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -136,7 +137,7 @@ class _Reader:
 
     def read(self, root: yaml.Node | None) -> WebConfig:
         if root is None:
-            return WebConfig()
+            return WebConfig(is_blank=True)
         tables = self._table(root, "", _TABLES)
         tls = self._tls(tables["tls_server_config"]) if "tls_server_config" in tables else None
         http = tables.get("http_server_config")

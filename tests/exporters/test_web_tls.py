@@ -197,6 +197,9 @@ def test_a_bad_new_file_keeps_the_old_one_and_says_so_once(site, caplog):
     site.write("  min_version: TLS99")
     site.access.refresh()
     assert "line 4: tls_server_config.min_version is 'TLS99'" in (site.access.error or "")
+    (site.folder / "web.yml").write_text("# half written\n")
+    site.access.refresh()
+    assert "web.yml is empty" in (site.access.error or "")
     (site.folder / "web.yml").unlink()
     site.access.refresh()
     assert "cannot read web configuration" in (site.access.error or "")
@@ -223,7 +226,7 @@ def test_tls_is_switched_on_and_off_and_idle_connections_end(site):
     response = http.client.HTTPResponse(client)
     response.begin()
     response.read()
-    (site.folder / "web.yml").write_text("", encoding="utf-8")
+    (site.folder / "web.yml").write_text("{}", encoding="utf-8")
     site.access.refresh()
     assert client.recv(1) == b""
     plain = http.client.HTTPConnection("127.0.0.1", site.server.port, timeout=10)
