@@ -31,6 +31,7 @@ class _Port:
     rates: ErrorRates
     ports: Freshness = field(default_factory=lambda: Freshness(_PORT_STALE_S))
     was_active: bool = False
+    state: str | None = None  # as last read
     downed: int | None = None  # link_downed as last read
     downs: int = 0  # since the link was last steady
     downed_at: Instant | None = None
@@ -102,6 +103,7 @@ class PortWatch:
         self._restored = baselines
 
     def _take(self, known: _Port, record: InfinibandPort, now: Instant) -> None:
+        known.state = record.state or known.state
         if record.state == "active":
             known.was_active, known.down_since = True, None
         elif record.state is not None and known.was_active:
@@ -122,7 +124,7 @@ class PortWatch:
         claims: list[Claim] = []
         severity = 3 if has_work else 2
         if known.down_since is not None:
-            claims.append(Claim(severity, "look", f"{port} is {record.state}, and was active", known.down_since))
+            claims.append(Claim(severity, "look", f"{port} is {known.state}, and was active", known.down_since))
         elif known.downed_at is not None:
             times = "" if known.downs == 1 else f" {known.downs} times"
             claims.append(Claim(severity, "look", f"{port} lost its link{times}", known.downed_at))

@@ -243,6 +243,15 @@ def devices(watched: Card) -> dict[str, int]:
     return {one.device: one.severity for one in found}
 
 
+def test_a_port_whose_state_cannot_be_read_any_more_is_as_it_was():
+    watched = card(LinkErrorsConfig(judge_seconds=0))
+    for at, state in enumerate(("active", "down", None)):
+        watched.at = 5.0 * at
+        port(watched, state=state)
+        said = watched.assess()
+    assert said[-1].summary == "mlx5_0: port 1 is down, and was active."
+
+
 def test_a_port_that_goes_down_is_critical_while_a_gpu_is_held():
     watched = card(LinkErrorsConfig(port_hold_seconds=60, judge_seconds=0))
     watched.feed(GpuSlowSample, processes=(GpuProcess(10),))
