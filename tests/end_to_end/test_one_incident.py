@@ -30,6 +30,8 @@ def test_a_job_that_stands_still_is_one_alert_and_gpus_of_nobody_keep_theirs(tmp
         for node in range(4)
         for gpu in range(8)
     ]
+    idle = {"anomaly": "low_utilization"}  # the culprit, by now
+    gpus.append(alert("WarpwatchLowUtilization", "warning", instance="n4", job_key="slurm:7", **idle))
     alone = alert("WarpwatchStalledCollective", instance="n9", gpu="0", **stalled)
     routes = ROOT / "exporters/alertmanager/alertmanager.yml"
     with WebhookReceiver() as receiver, Alertmanager(tmp_path, routes, receiver.url) as alertmanager:
