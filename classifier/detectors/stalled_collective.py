@@ -2,7 +2,8 @@
 
 What arms is the GPU's own past: at least two minutes of work in the last fifteen, with the same processes. Then the
 signature of `wait_signature` starts a wait. Waits that began together are one group; a GPU that worked until then and
-reads about 0 % since is the odd one out, the suspect. Whether a wait is a stall or a pause is decided by
+reads about 0 % since, or whose process ended then, is the odd one out, the suspect. Whether a wait is a stall or a
+pause is decided by
 
 - host I/O, where all of it is seen (`host_io`: at least disk writes and network transmit are measured, and no file
   system is mounted whose bytes show nowhere): quiet makes it critical after `confirm_seconds`, longer where earlier
@@ -229,7 +230,7 @@ class StalledCollectiveDetector:
             for key, watch in self._watches.items():
                 if key in group.members or not watch.judgeable:
                     continue
-                if self._is_odd(watch, group.since_s):
+                if self._is_odd(watch, group):
                     group.odd.append(key)
                 elif watch.code == WORK and watch.armed_at(now_s):
                     group.working.append(key)
@@ -237,12 +238,18 @@ class StalledCollectiveDetector:
                 group.odd.clear()  # most GPUs being quiet is another story than one of them missing
         return groups
 
-    def _is_odd(self, watch: GpuWatch, since_s: float) -> bool:
-        """Return whether this GPU went quiet when the others began to wait, after working as they did."""
-        if watch.code == WORK or watch.last_work_s is None or watch.wait_armed:
+    def _is_odd(self, watch: GpuWatch, group: Group) -> bool:
+        """Return whether this GPU went quiet when the others began to wait, after working as they did.
+
+        So does one whose process ended then, where several wait: ranks that die are what the others wait for.
+        """
+        last_s = watch.last_work_s
+        if last_s is None and len(group.members) > 1:
+            last_s = watch.left_s
+        if watch.code == WORK or last_s is None or watch.wait_armed:
             return False
         slack_s = 3 * self._config.start_spread_seconds + 2 * watch.interval_s
-        return abs(watch.last_work_s - since_s) <= slack_s and watch.process_ids != frozenset()
+        return abs(last_s - group.since_s) <= slack_s
 
     def _judge(
         self, now_s: float, group: Group, io: HostIo, decisions: Mapping[GpuKey, Decision], history: History
@@ -316,6 +323,7 @@ class StalledCollectiveDetector:
         if self._benign_reason(now_s, group, io, decisions, history) is not None:
             return False
         waiting, odd = ([history.gpus[key] for key in keys] for keys in (group.members, group.odd))
+        odd = [gpu for gpu in odd if gpu.processes != ()]  # those that ended do nothing
         return only_spins(self._config.cpu, waiting, odd, now_s)
 
     def _benign_reason(

@@ -96,6 +96,7 @@ class GpuWatch:
     work_bins: deque[float] = field(default_factory=lambda: deque(maxlen=512))
     first_work_s: float | None = None
     last_work_s: float | None = None
+    left_s: float | None = None  # last work of processes that ended, while there are none
     armed_until_s: float | None = None
     early_until_s: float | None = None  # the same after `early_arm_seconds` of work
     process_ids: frozenset[int] | None = None
@@ -124,7 +125,12 @@ class GpuWatch:
         self.interval_s = interval_seconds(gpu, now_s)
         self.fresh = is_fresh(gpu, now_s, self.interval_s) and gpu.state in ("ok", "reset_required")
         present = process_ids(gpu)
-        if not is_same_work(self.process_ids, present) or (self.process_ids and present is not None and not present):
+        has_ended = bool(self.process_ids) and present == frozenset()
+        if has_ended:
+            self.left_s = self.last_work_s or self.left_s
+        elif present:
+            self.left_s = None
+        if has_ended or not is_same_work(self.process_ids, present):
             self._forget()
         self.process_ids = present or self.process_ids
         self.starts = process_starts(gpu) or (self.starts if present else {})

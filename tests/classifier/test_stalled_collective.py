@@ -57,6 +57,34 @@ def test_a_stall_is_critical_within_45_s_and_names_every_gpu() -> None:
     assert finding.evidence["power_watts"] == 155
 
 
+def test_a_rank_whose_process_died_is_the_suspect_until_another_job_works_there() -> None:
+    gone = replace(IDLES, watts=70.0, used_bytes=0, pids=())
+    other = replace(WORKS, pids=(900,))
+
+    def script(gpu: int, t: float) -> Shown:
+        if gpu == 1 and t > 402:
+            return gone if t <= 500 else other
+        return stall_at(400)(gpu, t)
+
+    played = list(node(script).play(560))
+    at_480 = next(some for now, some in played if now.monotonic_s == 480)
+    assert severities(at_480, "stalled_collective") == dict.fromkeys(range(3), 3)
+    assert {a.key.gpu for a in at_480 if a.key and a.suspect} == {1}
+    assert severities(played[-1][1], "stalled_collective") == {0: 3, 1: 0, 2: 3}
+
+
+def test_a_job_that_ends_is_no_suspect_of_the_one_beside_it() -> None:
+    def script(gpu: int, t: float) -> Shown:
+        shown = stall_at(400)(gpu, t)
+        if gpu == 1:
+            return replace(shown if t <= 400 else IDLES, pids=(201,) if t <= 402 else ())
+        return shown
+
+    last = list(node(script, gpus=2).play(480))[-1][1]
+    assert not any(a.suspect for a in last)
+    assert severities(last, "stalled_collective") == {0: 0, 1: 0}
+
+
 def test_before_it_is_critical_it_is_a_wait() -> None:
     played = list(node(stall_at(400)).play(430))
     assert first(played, "collective_wait", 1) == 420  # 15 s of waiting samples at 416
