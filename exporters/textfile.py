@@ -62,7 +62,9 @@ class Textfile:
     def _replace(self, page: bytes) -> None:
         # Not synchronised to disk: after a crash of the host the file is old anyway, and waiting for a disk would hold
         # up the schedule.
-        descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, _MODE)
+        # A new file each time: what others have put in its place, a pipe or a link, is neither opened nor written to.
+        self._part.unlink(missing_ok=True)
+        descriptor = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
         with open(descriptor, "wb") as stream:  # noqa: PTH123 - of a descriptor
             os.fchmod(descriptor, _MODE)
             stream.write(page)

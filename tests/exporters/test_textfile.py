@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import stat
 
@@ -69,6 +70,24 @@ def test_what_the_table_cannot_be_told_is_refused(tmp_path, keys, complaint):
     file.write_text(f"[export]\n{keys}\n", encoding="utf-8")
     with pytest.raises(UsageError, match=re.escape(complaint)):
         load_config(file)
+
+
+def test_what_others_have_put_in_its_way_is_neither_waited_for_nor_written_to(path, tmp_path):
+    part, victim = tmp_path / ".warpwatch.prom.part", tmp_path / "victim"
+    textfile = Textfile(path, full_snapshot, METRICS)
+    os.mkfifo(part)
+    # A reader, so that the code of before would write into the pipe here and not hang the test.
+    reader = os.open(part, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        textfile.write()
+    finally:
+        os.close(reader)
+    assert stat.S_ISREG(path.lstat().st_mode)
+    victim.write_text("mine")
+    part.hardlink_to(victim)
+    textfile.write()
+    assert victim.read_text() == "mine"
+    assert stat.S_ISREG(path.lstat().st_mode)
 
 
 def test_it_goes_with_the_agent_and_does_not_come_again(path, tmp_path):
