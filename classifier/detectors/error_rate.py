@@ -44,7 +44,7 @@ def probability_of_more(n1: int, t1_s: float, n0: float, t0_s: float) -> float:
     # Above the mean each further term is smaller than the one before.
     total, term = 0.0, 1.0
     odds = share / (1.0 - share)
-    for k in range(n1, trials + 1):
+    for k in range(math.ceil(n1), math.floor(trials) + 1):  # a trace may hold counters with a fraction
         total += term
         term *= (trials - k) / (k + 1) * odds
         if term < 1e-9 * total:

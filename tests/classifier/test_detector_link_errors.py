@@ -29,6 +29,7 @@ def test_the_exact_probability_is_that_of_the_binomial():
     # Large counts do not overflow; 3000 where 1000 are expected is beyond doubt.
     assert probability_of_more(3000, 300, 288_000, 86_400) < 1e-300
     assert math.isfinite(probability_of_more(10**7, 300, 10**9, 86_400))
+    assert 0 < probability_of_more(5.5, 300, 2, 600) < 0.1  # a counter of a hand-made trace
 
 
 def played(counts: list[int], config: ErrorRateConfig | None = None, least: int = 10) -> list[bool]:
