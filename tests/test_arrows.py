@@ -52,6 +52,7 @@ ALLOWED = {
         "classifier",
     ),
     "exporters": (
+        "agent.admin_file",
         "agent.clock",
         "agent.errors",
         "agent.records",
