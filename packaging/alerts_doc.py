@@ -23,8 +23,8 @@ test fails when they differ. How the rules, their owner labels and the example f
 - Only `critical` pages. `action` is the next step in one word.
 - No alert fires on an instance that plays a file (`warpwatch_replay 1`), on samples older than a minute, or on what is
   in [maintenance](maintenance.md).
-- What is said of a GPU carries the owner where there is exactly one: `job_key`, `job_id`, `owner_pod`; of a GPU that does not
-  answer, the text names who held it, since the labels would change when its job dies.
+- What is said of a GPU carries the owner where there is exactly one: `job_key`, `job_id`, `owner_pod`; of a GPU that
+  does not answer, the text names who held it, since the labels would change when its job dies.
 - The agent confirms its findings by itself ([detectors.md](detectors.md)), so that most alerts have no `for`.
 - `unknown_workload` has no alert: it is information, and where little can be read it is so most of the time.
 
