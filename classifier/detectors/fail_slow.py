@@ -193,7 +193,7 @@ class FailSlowDetector:
             # Half of a step as its work says too: a step of two equal parts, which shows as one or as two.
             twice = replace(pace, period_s=2 * pace.period_s)
             share = self._work_ratio(steps, twice, gpu)
-            if share is not None and 1 / config.same_work_factor <= share <= config.same_work_factor:
+            if share is not None and 1 / config.usual_factor <= share <= config.usual_factor:
                 pace, ratio = twice, 2 * ratio
         if ratio <= config.usual_factor and ratio >= 1 / config.slow_factor:
             steps.others_s = None
