@@ -8,23 +8,24 @@ pause is decided by
 - host I/O, where all of it is seen (`host_io`: at least disk writes and network transmit are measured, and no file
   system is mounted whose bytes show nowhere): quiet makes it critical after `confirm_seconds`, longer where earlier
   waits of this work ended by themselves without I/O, or where the odd one out still does something and its process is
-  not seen to take no CPU; active I/O makes it a wait (a checkpoint);
+  not seen to take no CPU, or computes; active I/O makes it a wait (a checkpoint), and after it the wait has to be
+  longer than any that ended;
 - the past alone, where it is not: critical only past ten minutes and twice the longest wait that ended. So it is on a
   host with InfiniBand where Lustre is mounted, its bytes cannot be read and another job works.
 
-While processes of the group compile (`wait_reasons`), the past alone decides as well. Work that came in bursts before
-the wait (`wait_watch`: its utilisation is not that of steps) may be a server between requests, and those spin for
-hours: where neither a label nor a declaration says training, it is a warning after a minute and twice the longest
-earlier wait, and never critical. A label `inference` keeps it at
-info: idle tensor-parallel servers spin in the same kernel for hours; so do stopped processes (SIGSTOP, a debugger). A
-GPU that waits after 30 s to two minutes of work is a collective_wait of severity info after a minute, since the start
-of a job is full of waits that end (compilation, a first evaluation). It is critical after three minutes only where two
-GPUs and more wait, all host I/O is seen and quiet, and the CPU time of their processes is no more than spinning. One
-that waits with less work before it (after a
-restart of the agent) is left out, and so is one without a usable channel. Cannot see: a stall in which all GPUs read
-0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured and of which nothing is known:
-a file system of a mount namespace that the agent does not see, or over a fabric of which it sees no ports; that a group
-without a label is a server where it was loaded so evenly before the wait that it looks like steps.
+While processes of the group compile (`wait_reasons`), or other GPUs of the same job work, the past alone decides as
+well. Work that came in bursts before the wait (`wait_watch`: its utilisation is not that of steps) may be a server
+between requests, and those spin for hours: where neither a label nor a declaration says training, it is a warning after
+a minute and twice the longest earlier wait, and never critical. A label `inference` keeps it at info: idle tensor-
+parallel servers spin in the same kernel for hours; so do stopped processes (SIGSTOP, a debugger). A GPU that waits
+after 30 s to two minutes of work is a collective_wait of severity info after a minute, since the start of a job is full
+of waits that end (compilation, a first evaluation). It is critical after three minutes only where two GPUs and more
+wait, all host I/O is seen and quiet, and the CPU time of their processes is no more than spinning. One that waits with
+less work before it (after a restart of the agent) is left out, and so is one without a usable channel. Cannot see: a
+stall in which all GPUs read 0 % (no_progress), checkpoints whose bytes leave the host by a path that is not measured
+and of which nothing is known: a file system of a mount namespace that the agent does not see, or over a fabric of which
+it sees no ports; that a group without a label is a server where it was loaded so evenly before the wait that it looks
+like steps.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.restored import Pending, gpu_states, gpu_text, number
 from classifier.detectors.wait_cases import Case, Group, Verdict, described, merged
 from classifier.detectors.wait_labels import says_inference, says_training
-from classifier.detectors.wait_reasons import WaitCpuConfig, are_stopped, cpu_works, only_spins
+from classifier.detectors.wait_reasons import WaitCpuConfig, are_stopped, cpu_works, only_spins, works_on_cpu
 from classifier.detectors.wait_signature import WORK, SignatureConfig, power_bounds
 from classifier.detectors.wait_watch import ArmConfig, GpuWatch, PastWaits
+from classifier.detectors.work_groups import are_of_one_job
 from classifier.results import Assessment, Decision
 
 #: Work this young may still be what moves bytes over the fabric.
 _RECENT_WORK_S: Final = 30.0
+#: A wait may last this much longer than the longest of its kind that ended.
+_LEARNED_MARGIN_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,18 +277,16 @@ class StalledCollectiveDetector:
         elif io.seen and io.last_active_s is None and not works_with:
             threshold_s = self._confirm_seconds(now_s, group, past, history)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
-        elif io.seen and not works_with and now_s - (io.last_active_s or 0.0) >= self._quiet_seconds(group, io):
-            threshold_s = self._quiet_seconds(group, io)
+        elif io.seen and not works_with and waited_s >= self._stalled_after_io_s(group, io, past):
+            threshold_s = self._stalled_after_io_s(group, io, past)
             reason, is_stalled, is_warning = "quiet_after_io", True, False
         else:
             threshold_s = max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
-            warning_s = config.blind_warning_seconds
+            warning_s = max(config.blind_warning_seconds, config.blind_critical_factor * past.longest_s)
             # What is seen is activity, whatever else may not be.
             is_active = io.last_active_s is not None and now_s - io.last_active_s < self._quiet_seconds(group, io)
-            if io.seen or is_active:
-                # Activity explains a wait: it is never a warning sooner than where nothing is seen.
-                learned_s = max(warning_s, config.blind_critical_factor * past.longest_s)
-                warning_s = learned_s if past.count else config.io_warning_seconds
+            if (io.seen or is_active) and not past.count:
+                warning_s = config.io_warning_seconds  # activity explains a wait
             reason = "host_io_active" if io.seen or is_active else "host_io_not_seen"
             if works_with:
                 reason = "host_cpu_active" if compiles else "others_work"
@@ -347,6 +349,14 @@ class StalledCollectiveDetector:
         is_early = io.last_active_s is not None and io.last_active_s - group.since_s <= self._config.tail_seconds
         return self._config.confirm_seconds if is_early else self._config.quiet_after_io_seconds
 
+    def _stalled_after_io_s(self, group: Group, io: HostIo, past: PastWaits) -> float:
+        """Return how long a wait has to last to be a stall although the host wrote or sent during it.
+
+        It is longer than those that ended: an upload may be too slow to be seen all the time.
+        """
+        quiet_s = (io.last_active_s or group.since_s) - group.since_s + self._quiet_seconds(group, io)
+        return max(quiet_s, past.longest_s + _LEARNED_MARGIN_S) if past.count else quiet_s
+
     def _confirm_seconds(self, now_s: float, group: Group, past: PastWaits, history: History) -> float:
         """Return how long quiet host I/O has to last; earlier waits that looked the same and ended extend it.
 
@@ -358,22 +368,26 @@ class StalledCollectiveDetector:
             return max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
         if past.unexplained >= config.habit_waits:
             return max(config.confirm_max_seconds, config.blind_critical_factor * past.longest_unexplained_s)
-        learned_s = max(past.longest_unexplained_s, past.io_lag_s) + 10.0 if past.count else 0.0
+        learned_s = max(past.longest_unexplained_s, past.io_lag_s) + _LEARNED_MARGIN_S if past.count else 0.0
         confirm_s = max(config.confirm_seconds, learned_s, *(6 * self._watches[k].interval_s for k in group.members))
         busy_odd = [history.gpus[key] for key in group.odd if self._watches[key].quiet_use_ratio > 0.005]
-        # A rank that serialises a checkpoint takes a core for it.
-        if busy_odd and not only_spins(config.cpu, (), busy_odd, now_s):
+        # A rank that serialises a checkpoint takes a core for it, and one that computes on the CPU alone takes several.
+        odd = [history.gpus[key] for key in group.odd]
+        if works_on_cpu(config.cpu, odd, now_s) or (busy_odd and not only_spins(config.cpu, (), busy_odd, now_s)):
             confirm_s = config.confirm_max_seconds
         return min(confirm_s, max(config.confirm_max_seconds, config.confirm_seconds))
 
     def _works_with(self, group: Group, history: History) -> bool:
-        """Return whether the few GPUs that still work belong to the group, as a rank that evaluates alone does.
+        """Return whether GPUs that still work belong to the group, as a rank that evaluates alone does.
 
-        They do where they are a minority and moved in step with a waiting one before; two jobs side by side do not.
+        They do where they are of the same job (some of its GPUs may learn while others generate), or a minority that
+        moved in step with a waiting one before; two jobs side by side do not.
         """
-        if not group.working or len(group.working) * 2 > len(group.members):
-            return False
         member = history.gpus[group.members[0]]
+        if any(are_of_one_job(member, history.gpus[key]) for key in group.working):
+            return True
+        if len(group.working) * 2 > len(group.members):
+            return False
         return any(
             is_in_step(member, history.gpus[key], group.since_s, self._config.step_seconds) for key in group.working
         )

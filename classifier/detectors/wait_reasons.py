@@ -75,3 +75,9 @@ def only_spins(config: WaitCpuConfig, gpus: Sequence[GpuHistory], idle: Sequence
         if not values.size or float(values.max()) > highest:
             return False
     return True
+
+
+def works_on_cpu(config: WaitCpuConfig, gpus: Sequence[GpuHistory], now_s: float) -> bool:
+    """Return whether a process of these GPUs is seen to use more CPU than spinning takes, all the time."""
+    recent = (gpu.series(_TOTAL, now_s, config.recent_seconds).values for gpu in gpus)
+    return any(values.size > 1 and float(values.min()) > config.spinning_cores for values in recent)

@@ -24,11 +24,23 @@ _MOST_STEPS: Final = 3
 #: Correlation above this is one rhythm.
 _IN_STEP: Final = 0.5
 _EXCHANGE_BYTES_PER_SECOND: Final = 1e6
+#: Holders that are no jobs.
+_NO_SCHEDULERS: Final = frozenset({"systemd", "process"})
 
 
 def job_keys(gpu: GpuHistory) -> frozenset[str]:
     """Return the keys of the jobs that hold the GPU; empty where that is not known."""
     return frozenset(holder.job_key for holder in gpu.owners.holders) if gpu.owners else frozenset()
+
+
+def are_of_one_job(one: GpuHistory, other: GpuHistory) -> bool:
+    """Return whether a scheduler or a job file gives both GPUs to one job: a user or a unit may run several at once."""
+    jobs = [
+        {holder.job_key for holder in gpu.owners.holders if holder.scheduler not in _NO_SCHEDULERS}
+        for gpu in (one, other)
+        if gpu.owners
+    ]
+    return len(jobs) == 2 and not jobs[0].isdisjoint(jobs[1])
 
 
 def work_groups(gpus: Sequence[GpuHistory], paces: StepPaces, now_s: float, seconds: float) -> list[list[GpuHistory]]:

@@ -77,5 +77,5 @@ class HostedNode(Node):
                 yield PressureSample(**at, cpu_some_seconds_total=stalled, dirty_bytes=0, writeback_bytes=0)
         if self.jobs and is_slow:
             for gpu, job in enumerate(self.jobs):
-                yield GpuOwners(**at, key=self.key(gpu), holders=(Holder(job_key=job),))
+                yield GpuOwners(**at, key=self.key(gpu), holders=(Holder(job_key=job, scheduler=job.split(":")[0]),))
         yield from self.more(self, now)

@@ -67,6 +67,47 @@ def test_loaders_that_were_there_before_are_no_compilers() -> None:
     assert first(said, "stalled_collective", 3) == 340
 
 
+@pytest.mark.parametrize(("cores", "called"), [(1.0, 340), (2.5, 425)])
+def test_an_odd_one_whose_process_computes_is_given_two_minutes(cores: float, called: float) -> None:
+    # As rank 0 that computes a metric on the CPU; with one core it may as well spin.
+    said = played(stall_at(300, 0), 480, gpus=4, ranks=rank_from(300, Rank(cores)))
+    assert first(said, "stalled_collective", 3) == called
+
+
+@pytest.mark.parametrize(
+    ("jobs", "called"),
+    [
+        (("slurm:1",) * 4, 905),  # half of its GPUs generate, the others wait for them
+        (("slurm:1", "slurm:1", "slurm:2", "slurm:2"), 340),
+        (("process:1000",) * 4, 340),  # a user may run two jobs
+    ],
+)
+def test_gpus_of_the_same_job_that_work_explain_a_wait(jobs: tuple[str, ...], called: float) -> None:
+    def script(gpu: int, t: float) -> Shown:
+        return stall_at(300)(gpu, t) if gpu < 2 else ranked(IDLES if t <= 30 else WORKS, gpu)
+
+    said = played(script, 920, gpus=4, jobs=jobs)
+    assert first(said, "stalled_collective", 3) == called
+    assert ("others_work" in reasons(said)) == (called == 905)
+
+
+def test_a_wait_with_host_io_is_no_stall_before_it_is_longer_than_those_that_ended() -> None:
+    """Uploads of 100 s, too slow to be seen all the time: the first one now and then, the later ones at the start."""
+
+    def script(gpu: int, t: float) -> Shown:
+        is_waiting = 400 < t <= 500 or 900 < t <= 1000 or t > 1400
+        return ranked(IDLES if t <= 30 else WAITS if is_waiting else WORKS, gpu)
+
+    active = [(402, 410), (440, 450), (480, 490), (902, 906), (1402, 1406)]
+
+    def host(t: float) -> tuple[float, float]:
+        return 1e6, 200e6 if any(start < t <= end for start, end in active) else 1e6
+
+    said = played(script, 1600, host=host)
+    # The third wait lasts on: 10 s more than the longest before.
+    assert first(said, "stalled_collective", 1) == first(said, "stalled_collective", 3) == 1515
+
+
 @pytest.mark.parametrize(("cores", "called"), [(0.02, 340), (1.0, 425), (None, 425)])
 def test_an_odd_one_that_reads_a_little_may_save_unless_its_process_is_seen_to_take_no_cpu(
     cores: float | None, called: float

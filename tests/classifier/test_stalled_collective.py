@@ -130,6 +130,15 @@ def test_without_host_io_a_warning_after_60_s_and_critical_after_10_min() -> Non
     assert first(played, "stalled_collective", 3) == 1005  # more than 600 s: 1001 is past, asked at 1005
 
 
+def test_without_host_io_waits_as_long_as_those_that_ended_are_no_warnings() -> None:
+    script: Script = lambda _, t: WAITS if t > 390 and t % 300 > 210 else stall_at(9999)(0, t)  # noqa: E731
+    played = [(now.monotonic_s, found) for now, found in node(script, host=lambda _: None).play(2000)]
+    warned = [t for t, found in played if 2 in severities(found, "collective_wait").values()]
+    # Waits of 90 s: the first one is a warning after a minute, the others are shorter than twice that one.
+    assert warned
+    assert max(warned) < 605
+
+
 def test_active_host_io_is_a_checkpoint_for_as_long_as_it_lasts() -> None:
     script: Script = lambda _, t: WAITS if 400 < t <= 520 else stall_at(9999)(0, t)  # noqa: E731
     host = lambda t: (800e6, 1e6) if 405 < t <= 518 else (1e6, 1e6)  # noqa: E731
