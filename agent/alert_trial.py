@@ -7,6 +7,7 @@ receiver.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -74,15 +75,35 @@ def _time(value: Mapping[str, object], key: str) -> float:
 
 
 def begin_trial(state_directory: Path, now: Instant, anomaly: str, severity: str, seconds: float) -> Trial:
-    """Write the file of a trial and return what it says; UsageError for unknown words, FaultError where it fails."""
+    """Write the file of a trial and return what it says; UsageError for unknown words, FaultError where it fails.
+
+    Files of trials that have ended are removed.
+    """
+    check_trial(anomaly, seconds)
+    start_s = math.floor(now.wall_s)
+    data = json.dumps({"anomaly": anomaly, "severity": severity, "start": start_s, "expires": start_s + seconds})
+    folder = StateFolder(state_directory, _FOLDER)
+    folder.write(f"{secrets.token_hex(4)}.json", data.encode())
+    folder.remove(_ended(folder.path, now))
+    return parse_trial(data.encode())
+
+
+def check_trial(anomaly: str, seconds: float) -> None:
+    """Raise UsageError for a word or a length that no trial may have."""
     if anomaly not in ANOMALIES:
         raise UsageError(f"there is no anomaly {anomaly!r}; choose one of {', '.join(ANOMALIES)}")
     if seconds > LONGEST_S:
         raise UsageError(f"--for is longer than {LONGEST_S / 60:.0f} minutes")
-    start_s = math.floor(now.wall_s)
-    data = json.dumps({"anomaly": anomaly, "severity": severity, "start": start_s, "expires": start_s + seconds})
-    StateFolder(state_directory, _FOLDER).write(f"{secrets.token_hex(4)}.json", data.encode())
-    return parse_trial(data.encode())
+
+
+def _ended(folder: Path, now: Instant) -> list[str]:
+    """Return the names of files so old that their trials have ended: the agent reads a few files only."""
+    names = []
+    for path in folder.glob("*.json"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < now.wall_s - LONGEST_S:
+                names.append(path.name)
+    return names
 
 
 class TrialWatch:

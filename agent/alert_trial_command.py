@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from agent.alert_trial import begin_trial
+from agent.alert_trial import begin_trial, check_trial
 from agent.clock import Clock, SystemClock
 from agent.config import load_config
 from agent.maintenance import READ_PERIOD_S, parse_duration
@@ -16,6 +16,7 @@ def run(arguments: argparse.Namespace, clock: Clock | None = None) -> int:
     """Do what the arguments say; raises UsageError and FaultError with one sentence."""
     config = load_config(arguments.config)
     seconds = parse_duration(arguments.duration)
+    check_trial(arguments.anomaly, seconds)
     check_agent(arguments.pid or running_agent(config.agent.runtime_folder))
     now = (clock or SystemClock()).now()
     trial = begin_trial(config.agent.state_directory, now, arguments.anomaly, arguments.severity, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 
@@ -39,6 +40,18 @@ def test_it_lasts_as_long_as_was_asked_for_and_is_said_once(tmp_path, caplog):
     assert watch.held(clock.now()) == (("straggler", "warning"),), "it ends without a look at the folder"
     clock.advance(240.0)
     assert watch.held(clock.now()) == ()
+
+
+def test_trials_that_have_ended_are_removed_and_do_not_hide_a_new_one(tmp_path):
+    watch = TrialWatch(tmp_path, ManualClock(NOW.monotonic_s, NOW.wall_s))
+    for _ in range(40):
+        begin_trial(tmp_path, NOW, "straggler", "warning", 60.0)
+    for path in (tmp_path / "test-alerts.d").iterdir():
+        os.utime(path, (NOW.wall_s - 3601, NOW.wall_s - 3601))
+    begin_trial(tmp_path, NOW, "gpu_lost", "critical", 60.0)
+    assert len(list((tmp_path / "test-alerts.d").iterdir())) == 1
+    watch.read()
+    assert watch.held(NOW) == (("gpu_lost", "critical"),)
 
 
 def test_the_page_and_the_metric_show_it():
@@ -86,6 +99,8 @@ def test_the_command_needs_an_agent_and_says_what_follows(tmp_path, capsys):
     assert "is the agent running?" in capsys.readouterr().err
     assert main([*command, "--pid", "1"]) == 1
     assert "is not `warpwatch run`" in capsys.readouterr().err
+    assert main(["test-alert", "stall", "--config", str(config)]) == 2
+    assert "there is no anomaly 'stall'" in capsys.readouterr().err
     assert not (tmp_path / "test-alerts.d").exists()
     # A process that looks like the agent, and ends when its input does.
     words = [sys.executable, "-c", "input(print(flush=True) or '')", "warpwatch", "run"]
