@@ -282,11 +282,13 @@ class StalledCollectiveDetector:
             reason, is_stalled, is_warning = "quiet_after_io", True, False
         else:
             threshold_s = max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)
-            warning_s = max(config.blind_warning_seconds, config.blind_critical_factor * past.longest_s)
+            # A wait as long as one that ended is no news; and activity explains one for twice as long.
+            learned_s = past.longest_s + _LEARNED_MARGIN_S if past.count else 0.0
             # What is seen is activity, whatever else may not be.
             is_active = io.last_active_s is not None and now_s - io.last_active_s < self._quiet_seconds(group, io)
-            if (io.seen or is_active) and not past.count:
-                warning_s = config.io_warning_seconds  # activity explains a wait
+            if io.seen or is_active:
+                learned_s = config.blind_critical_factor * past.longest_s if past.count else config.io_warning_seconds
+            warning_s = max(config.blind_warning_seconds, learned_s)
             reason = "host_io_active" if io.seen or is_active else "host_io_not_seen"
             if works_with:
                 reason = "host_cpu_active" if compiles else "others_work"

@@ -134,7 +134,7 @@ def test_without_host_io_waits_as_long_as_those_that_ended_are_no_warnings() -> 
     script: Script = lambda _, t: WAITS if t > 390 and t % 300 > 210 else stall_at(9999)(0, t)  # noqa: E731
     played = [(now.monotonic_s, found) for now, found in node(script, host=lambda _: None).play(2000)]
     warned = [t for t, found in played if 2 in severities(found, "collective_wait").values()]
-    # Waits of 90 s: the first one is a warning after a minute, the others are shorter than twice that one.
+    # Waits of 90 s: the first one is a warning after a minute, the others are as long as that one.
     assert warned
     assert max(warned) < 605
 

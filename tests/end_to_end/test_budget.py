@@ -22,11 +22,12 @@ WARM_UP_SECONDS = 20.0
 MEASURED_SECONDS = 30.0
 #: What a minute with full windows costs more than one of this test. Measured: none to 0.02 s, of 0.75 s (2026-12-01).
 FULL_WINDOWS_SECONDS = 0.05
-#: Room for what runs beside the test: an agent that sleeps most of the time finds its caches in other hands.
-ROOM = 1.2
-#: How much slower the machine of a test may be than that of docs/budgets.md, by a calibration in the same minutes, the
-#: room included; `make bench` judges the budget itself. One virtual machine was 1.45 times slower a day later.
-SLOWER_MACHINE = 1.5
+#: Room for the machine: an agent that sleeps most of the time finds its caches in other hands. Code that took 0.75 s
+#: took 1.22 s some hours later with the calibration unchanged, and 1.34 s with one 1.6 times slower (2026-12-01).
+ROOM = 1.5
+#: How much more may be allowed, room included, where the calibration shows a slower machine than that of
+#: docs/budgets.md; `make bench` judges the budget itself.
+SLOWER_MACHINE = 2.0
 
 
 @dataclass(frozen=True)
