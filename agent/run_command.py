@@ -34,9 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     config = load_config(arguments.config)
     log_to_stderr(config.agent.log_level)
-    again = threading.Event()
+    again = _Again()
     if sys.stdin is None or not sys.stdin.isatty():  # a terminal that is closed ends its agent
-        signal.signal(signal.SIGHUP, lambda *_: again.set())
+        signal.signal(signal.SIGHUP, again.ask)
     from agent.daemon import Daemon, bundled_demo, run_once
 
     demo = None if arguments.demo is None else bundled_demo() if arguments.demo == Path() else arguments.demo
@@ -67,18 +67,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(
-    daemon: Daemon, supervisor: Supervisor, path: Path | None, stop: threading.Event, again: threading.Event
-) -> None:
-    """Tell the service manager how it goes until `stop` is set, and read the configuration again at each `again`."""
+class _Again:
+    """Whether SIGHUP asked for the configuration to be read again.
+
+    No Event: a signal that comes while the handler of one before holds its lock would wait for itself for ever.
+    """
+
+    is_asked = False
+
+    def ask(self, *_: object) -> None:
+        """Note a signal; a handler of signal.signal."""
+        self.is_asked = True
+
+
+def _serve(daemon: Daemon, supervisor: Supervisor, path: Path | None, stop: threading.Event, again: _Again) -> None:
+    """Tell the service manager how it goes until `stop` is set, and read the configuration again where it is asked."""
     serving = f"serving {daemon.url}metrics"
     log.info("open %s in a browser; Prometheus scrapes %smetrics", daemon.url, daemon.url)
     supervisor.ready(serving)
     told_s = stopwatch()
     with pid_file(daemon.runtime_folder):
         while not stop.wait(_LOOK_S):
-            if again.is_set():
-                again.clear()
+            if again.is_asked:
+                again.is_asked = False
                 supervisor.reloading()
                 _reload(daemon, path)
                 supervisor.ready(serving)
