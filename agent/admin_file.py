@@ -9,6 +9,7 @@ from typing import Final
 
 from agent.errors import UsageError
 
+#: Nobody reads a longer one.
 _MAX_BYTES: Final = 1 << 20
 
 

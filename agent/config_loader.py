@@ -154,7 +154,7 @@ class _Loader:
         return str(self._path)
 
 
-#: Nobody reads a longer file, or more of a value in a sentence.
+#: Nobody reads more of a value in a sentence.
 _SHOWN_MAX = 120
 #: Ends of names whose values are shares of a whole.
 _SHARES = ("_ratio", "_probability")

@@ -29,6 +29,7 @@ from classifier.detectors.card_watch import Answers
 from classifier.detectors.channels import interval_seconds, is_fresh, is_in_step, is_same_work, process_ids
 from classifier.detectors.host_io import HostIo, HostIoConfig, observe_host_io
 from classifier.detectors.step_pace import StepPaces
+from classifier.detectors.work_groups import job_keys
 from classifier.results import Assessment, Decision
 
 _BIN_S: Final = 10.0
@@ -247,7 +248,7 @@ class NoProgressDetector:
                 continue
             if now.monotonic_s - watch.worked_s > 2 * _BIN_S:
                 continue
-            mine, theirs = _jobs(gpu), _jobs(history.gpus[key])
+            mine, theirs = job_keys(gpu), job_keys(history.gpus[key])
             if mine and theirs:
                 if not mine.isdisjoint(theirs):
                     return True
@@ -308,11 +309,6 @@ _REASONS: Final = {
     "idle": "its processes live and use no CPU, and the host neither reads nor writes for them",
     "polling": "its processes keep one core busy and move nothing",
 }
-
-
-def _jobs(gpu: GpuHistory) -> frozenset[str]:
-    """Return the keys of the jobs that hold the GPU; empty where that is not known."""
-    return frozenset(holder.job_key for holder in gpu.owners.holders) if gpu.owners else frozenset()
 
 
 def _moved(gpu: GpuHistory, until_s: float) -> bool:

@@ -277,8 +277,7 @@ class StalledCollectiveDetector:
         elif io.seen and io.last_active_s is None and not works_with:
             threshold_s = self._confirm_seconds(now_s, group, past, history)
             reason, is_stalled, is_warning = "quiet", waited_s >= threshold_s, False
-        elif io.seen and not works_with and waited_s >= self._stalled_after_io_s(group, io, past):
-            threshold_s = self._stalled_after_io_s(group, io, past)
+        elif io.seen and not works_with and waited_s >= (threshold_s := self._stalled_after_io_s(group, io, past)):
             reason, is_stalled, is_warning = "quiet_after_io", True, False
         else:
             threshold_s = max(config.blind_critical_seconds, config.blind_critical_factor * past.longest_s)

@@ -8,12 +8,13 @@ import gzip
 import http.client
 import shutil
 import socket
+import statistics
 import subprocess
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
-from agent.clock import process_cpu_seconds, stopwatch
+from agent.clock import stopwatch
 from agent.errors import FaultError, UsageError
 from exporters.prometheus import OPENMETRICS, TEXT, PrometheusPage
 from exporters.snapshot import NodeSnapshot
@@ -235,20 +236,20 @@ def test_what_is_no_address_is_wrong_use(listen):
 
 def test_a_scrape_is_fast(server):
     # DESIGN: cached under 3 ms at p99, cold under 25 ms for 8 GPUs. Over a real socket, with room for a busy machine:
-    # the fastest tenth here, and CPU time for the cold one; the tail is measured by the budget test.
+    # medians here, the tail is measured by the budget test.
     colds, cached = [], []
     for _ in range(5):
         snapshot = full_snapshot()
         page = PrometheusPage(lambda snapshot=snapshot: snapshot)
-        started = process_cpu_seconds()
+        started = stopwatch()
         page.render(OPENMETRICS, gzipped=True)
-        colds.append(process_cpu_seconds() - started)
+        colds.append(stopwatch() - started)
     for _ in range(100):
         started = stopwatch()
         request(server, "/metrics", Accept_Encoding="gzip")
         cached.append(stopwatch() - started)
     assert min(colds) < 0.025
-    assert sorted(cached)[10] < 0.003
+    assert statistics.median(cached) < 0.003
 
 
 CHROMIUM = shutil.which("chromium")
